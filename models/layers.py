@@ -1,0 +1,131 @@
+"""The parts language models share: linear maps, RMSNorm, rotary positions, SwiGLU, causal attention and its cache.
+
+Shapes: `B` batch, `T` tokens, `D` width, `H` query heads, `G` key/value heads, `K` head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Linear(nn.Linear):
+    """A linear map without bias, initialised normal with std `scale / sqrt(fan_in)` (our assumption)."""
+
+    def __init__(self, in_features: int, out_features: int, scale: float = 1.0) -> None:
+        self.scale = scale
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.scale * self.in_features**-0.5)
+
+
+class Embedding(nn.Embedding):
+    """Token embedding, initialised normal with std 0.02."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root-mean-square normalisation over the last axis with a learned gain that starts at 1."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__(width, eps=eps)
+
+
+class SwiGLU(nn.Module):
+    """`down(silu(gate(x)) * up(x))` on `[..., D]`."""
+
+    def __init__(self, width: int, hidden: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, hidden)
+        self.up_proj = Linear(width, hidden)
+        self.down_proj = Linear(hidden, width, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rope(positions: Tensor, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Rotary cosines and sines, half-split layout (RoFormer, as LLaMA arranges it).
+
+    Args:
+        positions: `[T]` integer positions.
+        head_width: K, even.
+        theta: base of the frequencies.
+    Returns:
+        cos and sin, each `[T, K]`, fp32 or wider as the default dtype asks.
+    """
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    exponent = torch.arange(0, head_width, 2, dtype=dtype, device=positions.device) / head_width
+    angles = torch.outer(positions.to(dtype), theta**-exponent)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply rotary positions to `x [B, H, T, K]`, keeping its dtype."""
+    cos, sin = (part.to(x.dtype) for part in cos_sin)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+@dataclass
+class KVCache:
+    """Keys and values of the tokens seen so far, in buffers that double when full and are written in place."""
+
+    keys: Tensor  # [B, G, capacity, K]
+    values: Tensor  # [B, G, capacity, K]
+    length: int = 0
+
+    @classmethod
+    def empty(cls, batch_size: int, heads: int, head_width: int, like: Tensor, capacity: int = 64) -> KVCache:
+        """A cache of `capacity` rows on the device and in the dtype of `like`."""
+        shape = (batch_size, heads, capacity, head_width)
+        return cls(like.new_empty(shape), like.new_empty(shape))
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write `[B, G, t, K]` after the rows in use; returns all keys and values in use, `[B, G, length, K]`."""
+        end = self.length + keys.shape[2]
+        if end > self.keys.shape[2]:
+            self.keys, self.values = self._grown(self.keys, end), self._grown(self.values, end)
+        self.keys[:, :, self.length : end] = keys
+        self.values[:, :, self.length : end] = values
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _grown(self, buffer: Tensor, rows: int) -> Tensor:
+        batch, heads, capacity, width = buffer.shape
+        larger = buffer.new_empty(batch, heads, max(rows, 2 * capacity), width)
+        larger[:, :, : self.length] = buffer[:, :, : self.length]
+        return larger
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield self.keys[:, :, : self.length]
+        yield self.values[:, :, : self.length]
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """`[B, T, heads * K] -> [B, heads, T, K]`."""
+    batch, length, _ = x.shape
+    return x.view(batch, length, heads, -1).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """`[B, heads, T, K] -> [B, T, heads * K]`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Scaled dot-product attention, `[B, H, t, K]` over `[B, G, s, K]`; each key/value head serves H / G query heads.
+
+    `mask [t, s]` is True where attention is allowed; `causal` is for t == s and no mask.
+    """
+    return functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=queries.shape[1] != keys.shape[1]
+    )

@@ -1,0 +1,147 @@
+"""The typed configuration: `params.yaml` as frozen dataclasses, checked once at the edge.
+
+Every section mirrors the section of the same name in `params.yaml`, where each field is explained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from models.configuration import Config, require
+from models.language_model import ModelConfig
+
+
+@dataclass(frozen=True)
+class DataConfig(Config):
+    corpus: Literal["service_docs", "files", "huggingface"]
+    paths: tuple[str, ...]
+    field: str
+    dataset: str
+    subset: str | None
+    documents: int | None
+    tokenizer: str
+    vocab_size: int
+    held_out: float
+    shard_tokens: int
+    directory: str
+
+    def validate(self) -> None:
+        require(0 < self.held_out < 1, f"held_out={self.held_out} must be between 0 and 1")
+        require(self.shard_tokens >= 1, f"shard_tokens={self.shard_tokens} must be at least 1")
+        require(self.documents is None or self.documents >= 2, f"documents={self.documents} must be null or at least 2")
+        require(self.corpus != "files" or bool(self.paths), "paths=[] must name at least one glob when corpus=files")
+        require(self.vocab_size >= 257, f"vocab_size={self.vocab_size} must be at least 257 (256 bytes, one separator)")
+
+
+@dataclass(frozen=True)
+class PretrainConfig(Config):
+    context: int
+    batch_size: int
+    tokens: int
+    accumulate: int
+    optimizer: Literal["adamw", "muon"]
+    lr: float
+    muon_lr: float
+    betas: tuple[float, ...]
+    weight_decay: float
+    clip: float
+    warmup: float
+    final_lr: float
+    log_every: int
+    validate_every: int
+    validation_tokens: int
+    checkpoint_every: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps the token budget pays for."""
+        return self.tokens // (self.context * self.batch_size)
+
+    def validate(self) -> None:
+        for name in ("context", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("lr", "muon_lr", "clip"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
+        for name in ("warmup", "final_lr"):
+            require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} must be in [0, 1]")
+        require(len(self.betas) == 2, f"betas={list(self.betas)} must hold two numbers")
+        require(
+            self.batch_size % self.accumulate == 0,
+            f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
+        )
+        require(
+            self.steps >= 1,
+            f"tokens={self.tokens} must pay for one step of batch_size * context = {self.batch_size * self.context}",
+        )
+        require(
+            self.validation_tokens >= self.context,
+            f"validation_tokens={self.validation_tokens} must be at least context={self.context}",
+        )
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Config):
+    contexts: tuple[int, ...]
+    score_tokens: int
+    windows: int
+    controls: bool
+    recall: bool
+    timing: bool
+
+    def validate(self) -> None:
+        require(
+            bool(self.contexts) and list(self.contexts) == sorted(set(self.contexts)),
+            f"contexts={list(self.contexts)} must be increasing lengths",
+        )
+        require(
+            0 < self.score_tokens <= self.contexts[0],
+            f"score_tokens={self.score_tokens} must be in 1..{self.contexts[0]} (the shortest context)",
+        )
+        require(
+            all(self.contexts[-1] % n == 0 for n in self.contexts),
+            f"contexts={list(self.contexts)} must all divide the longest, so that windows hold the same text",
+        )
+        require(self.windows >= 1, f"windows={self.windows} must be at least 1")
+
+
+@dataclass(frozen=True)
+class TrackingConfig(Config):
+    uri: str
+    experiment: str
+
+
+@dataclass(frozen=True)
+class ExecutionConfig(Config):
+    accelerator: Literal["auto", "cpu", "gpu"]
+    devices: int
+    nodes: int
+    strategy: Literal["auto", "ddp", "fsdp"]
+    precision: Literal["auto", "32-true", "bf16-mixed"]
+    threads: int
+    workers: int
+    compile: bool
+    checkpoints: str
+    rerun: bool
+
+    def validate(self) -> None:
+        for name in ("devices", "nodes", "threads", "workers"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True)
+class PipelineConfig(Config):
+    """Everything a stage may read. `model_name` is the preset it was made from, `models` those `dvc repro` compares."""
+
+    seed: int
+    model_name: str
+    model: ModelConfig
+    models: dict[str, ModelConfig]
+    data: DataConfig
+    pretrain: PretrainConfig
+    evaluate: EvaluateConfig
+    tracking: TrackingConfig
+    execution: ExecutionConfig
+
+    def validate(self) -> None:
+        require(self.seed >= 0, f"seed={self.seed} must be at least 0")
