@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 class Config:
-    """Base of every frozen config dataclass. Raises `ConfigError` on construction when a field does not fit its type hint."""
+    """Base of every frozen config dataclass. Construction raises `ConfigError` when a field does not fit its hint."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

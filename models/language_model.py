@@ -93,7 +93,7 @@ class CausalLM(nn.Module):
 
     @abstractmethod
     def extend(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """`tokens [B, t]` (t >= 1) after `state` -> logits `[B, t, V]` and the next state (the given one is consumed)."""
+        """`tokens [B, t]`, t >= 1, after `state` (consumed) -> logits `[B, t, V]` and the next state."""
 
     @abstractmethod
     def cost(self, context: int) -> Cost:
@@ -112,14 +112,14 @@ class CausalLM(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()), {}
 
     def set_control(self, control: str) -> None:
-        """Switch an evaluation-time control, such as Mela's `zero`. Raises `ConfigError` for one this family has not."""
+        """Switch an evaluation-time control, such as Mela's `zero`; `ConfigError` for one the family has not."""
         if control not in self.controls:
             known = list(self.controls)
             raise ConfigError(f"control={control!r}{nearest(control, known)}; choose from {', '.join(known)}")
         self.control = control
 
     def init_weights(self, seed: int) -> None:
-        """Reset every module's own parameters under a generator keyed by (seed, module name): our assumption, for pairing."""
+        """Reset every module under a generator keyed by (seed, module name): our assumption, so that arms pair."""
         with torch.random.fork_rng(devices=[]):
             for name, module in self.named_modules():
                 reset = getattr(module, "reset_parameters", None)
