@@ -99,6 +99,13 @@ class KVCache:
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def keep_last(self, rows: int) -> None:
+        """Forget all but the last `rows` rows, buffers included."""
+        if self.length > rows:
+            self.keys = self.keys[:, :, self.length - rows : self.length].clone()
+            self.values = self.values[:, :, self.length - rows : self.length].clone()
+            self.length = rows
+
     def _grown(self, buffer: Tensor, rows: int) -> Tensor:
         batch, heads, capacity, width = buffer.shape
         larger = buffer.new_empty(batch, heads, max(rows, 2 * capacity), width)
@@ -129,3 +136,44 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
     return functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=queries.shape[1] != keys.shape[1]
     )
+
+
+def attend_causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention of the last t of s positions: queries `[B, H, t, K]`, keys and values `[B, G, s, K]`."""
+    new, rows = queries.shape[2], keys.shape[2]
+    if new == 1 or new == rows:
+        return attend(queries, keys, values, causal=new > 1)
+    mask = torch.ones(new, rows, dtype=torch.bool, device=keys.device).tril(rows - new)
+    return attend(queries, keys, values, mask)
+
+
+def attend_window(queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+    """Causal attention of the last t of s positions to themselves and the `window - 1` positions before them.
+
+    Time is linear in t: queries go in blocks of at most `window`, each with the keys it can reach.
+    """
+    heads, new, rows = queries.shape[1], queries.shape[2], keys.shape[2]
+    size = min(new, window)
+    blocks = -(-new // size)
+    first, after = rows - new - (window - 1), blocks * size - new  # where the reach of the first block starts
+
+    def in_blocks(x: Tensor, before: int, length: int) -> Tensor:  # [B, G, _, K] -> [blocks, B * G, length, K]
+        x = functional.pad(x, (0, 0, before, after)).flatten(0, 1).unfold(1, length, size)
+        return x.permute(1, 0, 3, 2)
+
+    row = torch.arange(size, device=keys.device)[:, None]
+    column = torch.arange(size + window - 1, device=keys.device)
+    reach = (column >= row) & (column < row + window)
+    exists = torch.arange(blocks, device=keys.device)[:, None, None] * size + column + first >= 0
+    mixed = attend(
+        in_blocks(queries, 0, size),
+        in_blocks(keys, -first, size + window - 1),
+        in_blocks(values, -first, size + window - 1),
+        (reach & exists)[:, None],
+    )
+    return mixed.transpose(0, 1).flatten(1, 2).unflatten(0, (-1, heads))[:, :, :new]
+
+
+def window_span(length: int, window: int) -> float:
+    """Keys scored per token when `attend_window` runs on a whole sequence of `length > window` tokens."""
+    return -(-length // window) * window * (2 * window - 1) / length

@@ -1,0 +1,54 @@
+"""Named model configurations, and the families they belong to.
+
+Families are named by module and imported when first asked for, so that what a run depends on is its own family only.
+A family module exposes `CONFIG` (its config class) and `MODEL` (its `CausalLM` class).
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from models.configuration import ConfigError, config_from, nearest
+from models.language_model import CausalLM, ModelConfig
+
+FAMILIES: dict[str, str] = {
+    "transformer": "models.transformer",
+    "mela": "models.mela.mela",
+}
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields that differ from its defaults)
+    "transformer_pp_tiny": ("transformer", {}),
+    "transformer_pp_tiny_window": ("transformer", {"window": 64}),
+    "transformer_pp_tiny_chunk": ("transformer", {"chunk": 64}),
+}
+
+
+def family(name: str) -> ModuleType:
+    """The module of a model family; `ConfigError` for a name that is none."""
+    if name not in FAMILIES:
+        known = list(FAMILIES)
+        raise ConfigError(f"family={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}")
+    return importlib.import_module(FAMILIES[name])
+
+
+def preset(name: str, **overrides: Any) -> ModelConfig:
+    """The frozen config of a preset, with some fields replaced.
+
+    Raises:
+        ConfigError: for an unknown preset or field, a mistyped value, or values that do not go together.
+    """
+    if name not in PRESETS:
+        known = sorted(PRESETS)
+        raise ConfigError(f"model={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}")
+    family_name, fields = PRESETS[name]
+    return config_from(family(family_name).CONFIG, {**fields, **overrides}, where="model")
+
+
+def build_model(config: ModelConfig, seed: int = 0) -> CausalLM:
+    """The module a config describes, its weights drawn from `seed`; under `torch.device("meta")` none are drawn."""
+    model = family(config.family).MODEL(config)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        model.init_weights(seed)
+    return model

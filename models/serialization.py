@@ -1,0 +1,124 @@
+"""A model on disk: `model.safetensors` beside a `config.json` that says what it is and carries its digest.
+
+No pickle is read or written. `config.json` is written last: a folder that has one is complete, and weights that do
+not match its digest are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from models.configuration import ConfigError, config_from
+from models.language_model import CausalLM
+from models.presets import family
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+class CheckpointError(RuntimeError):
+    """A model folder that is incomplete, altered, or does not hold what its config describes."""
+
+
+def save_model(model: CausalLM, folder: str | Path) -> None:
+    """Write the model to `folder` (created if needed), each file atomically."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    _write(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    description = {
+        "family": model.config.family,
+        "dtype": _dtype_name(next(model.parameters()).dtype),
+        "sha256": _sha256(folder / WEIGHTS),
+        "config": asdict(model.config),
+    }
+    text = json.dumps(description, indent=2) + "\n"
+    _write(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def load_model(folder: str | Path, device: str | torch.device = "cpu") -> CausalLM:
+    """The model saved in `folder`, bit for bit.
+
+    Raises:
+        CheckpointError: when a file is missing or altered, the family or a field is unknown, or the tensors are not
+            exactly those (names, shapes, types) that the config describes.
+    """
+    folder = Path(folder)
+    description = _read_description(folder)
+    try:
+        module = family(description["family"])
+        model = module.MODEL(config_from(module.CONFIG, description["config"]))
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+    model.to(getattr(torch, description["dtype"]))
+    if _sha256(folder / WEIGHTS) != description["sha256"]:
+        raise CheckpointError(f"{folder / WEIGHTS} is not the file {CONFIG} describes: its SHA-256 differs")
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: {error}") from None
+    _check(folder / WEIGHTS, model.state_dict(), tensors)
+    model.load_state_dict(tensors)
+    return model.to(device)
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} holds no complete model: {name} is missing")
+    try:
+        description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / CONFIG} is not JSON: {error}") from None
+    expected = {"family": str, "dtype": str, "sha256": str, "config": dict}
+    for key, kind in expected.items():
+        if not isinstance(description, dict) or not isinstance(description.get(key), kind):
+            raise CheckpointError(f"{folder / CONFIG} does not describe a model: {key!r} is missing or mistyped")
+    if not isinstance(getattr(torch, description["dtype"], None), torch.dtype):
+        raise CheckpointError(f"{folder / CONFIG}: dtype={description['dtype']!r} is no torch type")
+    return description
+
+
+def _check(path: Path, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+    """`CheckpointError` unless the tensors have exactly the expected names, shapes and types."""
+    for name in expected.keys() ^ found.keys():
+        raise CheckpointError(
+            f"{path}: tensor {name!r} is {'missing' if name in expected else 'not part of the model'}"
+        )
+    for name, tensor in expected.items():
+        want, have = (f"{_dtype_name(t.dtype)} {list(t.shape)}" for t in (tensor, found[name]))
+        if want != have:
+            raise CheckpointError(f"{path}: tensor {name!r} is {have}, the config asks for {want}")
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then put it in place, so that readers see all of it or none."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(temporary))
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
