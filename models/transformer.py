@@ -57,9 +57,10 @@ class TransformerConfig(ModelConfig):
 
     def validate(self) -> None:
         super().validate()
-        for name in ("layers", "heads", "kv_heads", "hidden", "window", "chunk"):
+        least = {"layers": 1, "heads": 1, "kv_heads": 1, "hidden": 1, "window": 2, "chunk": 2}
+        for name, minimum in least.items():
             value = getattr(self, name)
-            require(value is None or value >= 1, f"{name}={value} must be at least 1")
+            require(value is None or value >= minimum, f"{name}={value} must be at least {minimum}")
         require_heads(self.width, self.heads, self.kv_heads)
         require(
             self.window is None or self.chunk is None,
@@ -221,12 +222,14 @@ class Transformer(CausalLM):
         config = self.config
         blocks = cast(Iterable[Block], self.blocks)
         span, rows, padded = float(context), context, 1.0
-        if config.window is not None and context > config.window:
-            span, rows = window_span(context, config.window), config.window - 1
-        if config.chunk is not None and context > config.chunk:
-            span, padded = config.chunk, (context + -context % config.chunk) / context
+        if config.window is not None:
+            rows = min(context, config.window - 1)
+            if context > config.window:
+                span = window_span(context, config.window)
         if config.chunk is not None:
             rows = context % config.chunk
+            if context > config.chunk:
+                span, padded = config.chunk, (context + -context % config.chunk) / context
         forward, training = attention_flops(config.width, config.kv_width, span)
         layers = config.layers * padded
         mlp = 6.0 * config.width * config.hidden

@@ -1,0 +1,34 @@
+"""Every option of every family, on models small enough to try them all. `test_contract.py` runs over this list."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.configuration import config_from
+from models.language_model import ModelConfig
+from models.presets import family
+
+
+@dataclass(frozen=True)
+class Variant:
+    family: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    length: int = 41  # tokens in a test sequence: several chunks or windows, and not a multiple of them
+
+    def config(self) -> ModelConfig:
+        return config_from(family(self.family).CONFIG, self.fields)
+
+
+def _transformer(**fields: Any) -> Variant:
+    return Variant("transformer", {"vocab_size": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24, **fields})
+
+
+VARIANTS: dict[str, Variant] = {
+    "transformer": _transformer(),
+    "transformer_grouped": _transformer(kv_heads=2),
+    "transformer_tied": _transformer(tie_embeddings=True),
+    "transformer_window": _transformer(window=8),
+    "transformer_window_grouped": _transformer(window=7, kv_heads=1),
+    "transformer_window_shortest": _transformer(window=2),
+    "transformer_chunk": _transformer(chunk=8),
+    "transformer_chunk_grouped": _transformer(chunk=16, kv_heads=2),
+}
