@@ -20,7 +20,8 @@ every_variant = pytest.mark.parametrize("name", list(VARIANTS))
 @cache
 def model_of(name: str, dtype: torch.dtype) -> CausalLM:
     """A fresh model; do not change its weights."""
-    return build_model(VARIANTS[name].config(), seed=1).to(dtype)
+    with torch.inference_mode(False):  # a cached model serves tests with and without gradients
+        return build_model(VARIANTS[name].config(), seed=1).to(dtype)
 
 
 def tokens_of(name: str, batch: int = 2, length: int | None = None) -> Tensor:
