@@ -52,27 +52,26 @@ class SwiGLU(nn.Module):
 
 
 def rope(positions: Tensor, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Rotary cosines and sines, half-split layout (RoFormer, as LLaMA arranges it).
+    """Rotary tables for `rotate`, half-split layout (RoFormer, as LLaMA arranges it).
 
     Args:
         positions: `[T]` integer positions.
         head_width: K, even.
         theta: base of the frequencies.
     Returns:
-        cos and sin, each `[T, K]`, fp32 or wider as the default dtype asks.
+        cosines, and sines with the sign of each half, each `[T, K]`, fp32 or wider as the default dtype asks.
     """
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     exponent = torch.arange(0, head_width, 2, dtype=dtype, device=positions.device) / head_width
     angles = torch.outer(positions.to(dtype), theta**-exponent)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     """Apply rotary positions to `x [B, H, T, K]`, keeping its dtype."""
-    cos, sin = (part.to(x.dtype) for part in cos_sin)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    cos, sin = (table.to(x.dtype) for table in tables)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 @dataclass

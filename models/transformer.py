@@ -96,18 +96,18 @@ class Attention(nn.Module):
         self.o_proj = Linear(width, width, scale)
 
     def forward(
-        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: KVCache | None = None
+        self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
         """`x [B, T, D] -> [B, T, D]`.
 
         Args:
-            cos_sin: rotary tables of the T positions, each `[T, K]`.
+            tables: rotary tables of the T positions, each `[T, K]`.
             mask: `[T, S]` True where attention is allowed, over the S rows of the cache with the new ones; causal
                 (in the window, if there is one) when absent.
             cache: rows of earlier tokens; the new keys and values are appended to it.
         """
-        queries = rotate(split_heads(self.q_proj(x), self.heads), cos_sin)
-        keys = rotate(split_heads(self.k_proj(x), self.kv_heads), cos_sin)
+        queries = rotate(split_heads(self.q_proj(x), self.heads), tables)
+        keys = rotate(split_heads(self.k_proj(x), self.kv_heads), tables)
         values = split_heads(self.v_proj(x), self.kv_heads)
         if cache is not None:
             keys, values = cache.append(keys, values)
@@ -152,9 +152,9 @@ class Block(nn.Module):
         self.mlp = SwiGLU(width, hidden, scale)
 
     def forward(
-        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: KVCache | None = None
+        self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos_sin, mask, cache)
+        x = x + self.attention(self.attention_norm(x), tables, mask, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -193,9 +193,9 @@ class Transformer(CausalLM):
         if self.config.chunk is not None and length > self.config.chunk:  # chunks go into the batch
             padding = -length % self.config.chunk
             x = functional.pad(x, (0, 0, 0, padding)).view(-1, self.config.chunk, width)
-        cos_sin = self._rope(0, x.shape[1], x.device)
+        tables = self._rope(0, x.shape[1], x.device)
         for block in self.blocks:
-            x = block(x, cos_sin)
+            x = block(x, tables)
         return self._logits(x.reshape(batch, -1, width)[:, :length])
 
     def init_state(self, batch_size: int) -> TransformerState:
@@ -249,9 +249,9 @@ class Transformer(CausalLM):
     def _append(self, tokens: Tensor, state: TransformerState) -> Tensor:
         """Logits of `tokens [B, t]` after the cached ones; the caches and the position move on."""
         x = self.embedding(tokens)
-        cos_sin = self._rope(state.position, tokens.shape[1], x.device)
+        tables = self._rope(state.position, tokens.shape[1], x.device)
         for block, cache in zip(self.blocks, state.caches, strict=True):
-            x = block(x, cos_sin, cache=cache)
+            x = block(x, tables, cache=cache)
         state.position += tokens.shape[1]
         return self._logits(x)
 
