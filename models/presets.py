@@ -10,6 +10,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from models.configuration import ConfigError, config_from, nearest
 from models.language_model import CausalLM, ModelConfig
 
@@ -47,8 +49,12 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> CausalLM:
-    """The module a config describes, its weights drawn from `seed`; under `torch.device("meta")` none are drawn."""
-    model = family(config.family).MODEL(config)
+    """The module a config describes, its weights drawn from `seed`; under `torch.device("meta")` none are drawn.
+
+    The global random state stays as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = family(config.family).MODEL(config)
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.init_weights(seed)
     return model

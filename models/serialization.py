@@ -1,7 +1,6 @@
 """A model on disk: `model.safetensors` beside a `config.json` that says what it is and carries its digest.
 
-No pickle is read or written. `config.json` is written last: a folder that has one is complete, and weights that do
-not match its digest are refused.
+No pickle is read or written, and weights that do not match the digest are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,19 +29,26 @@ class CheckpointError(RuntimeError):
 
 
 def save_model(model: CausalLM, folder: str | Path) -> None:
-    """Write the model to `folder` (created if needed), each file atomically."""
+    """Write the model to `folder` (created if needed); both files are whole before either replaces an earlier one."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    _write(folder / WEIGHTS, lambda path: save_file(tensors, path))
-    description = {
-        "family": model.config.family,
-        "dtype": _dtype_name(next(model.parameters()).dtype),
-        "sha256": _sha256(folder / WEIGHTS),
-        "config": asdict(model.config),
-    }
-    text = json.dumps(description, indent=2) + "\n"
-    _write(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as scratch:
+        weights, config = Path(scratch, WEIGHTS), Path(scratch, CONFIG)
+        save_file(tensors, weights)
+        description = {
+            "family": model.config.family,
+            "dtype": _dtype_name(next(model.parameters()).dtype),
+            "sha256": _sha256(weights),
+            "config": asdict(model.config),
+        }
+        config.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        weights.chmod(config.stat().st_mode)  # safetensors leaves its files unreadable for others
+        for path in (weights, config):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        for path in (weights, config):
+            os.replace(path, folder / path.name)
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> CausalLM:
@@ -57,16 +62,17 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Causal
     description = _read_description(folder)
     try:
         module = family(description["family"])
-        model = module.MODEL(config_from(module.CONFIG, description["config"]))
+        config = config_from(module.CONFIG, description["config"])
     except ConfigError as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
-    model.to(getattr(torch, description["dtype"]))
     if _sha256(folder / WEIGHTS) != description["sha256"]:
         raise CheckpointError(f"{folder / WEIGHTS} is not the file {CONFIG} describes: its SHA-256 differs")
     try:
         tensors = load_file(folder / WEIGHTS)
     except SafetensorError as error:
         raise CheckpointError(f"{folder / WEIGHTS}: {error}") from None
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced below
+        model = module.MODEL(config).to(getattr(torch, description["dtype"]))
     _check(folder / WEIGHTS, model.state_dict(), tensors)
     model.load_state_dict(tensors)
     return model.to(device)
@@ -84,14 +90,15 @@ def _read_description(folder: Path) -> dict[str, Any]:
     for key, kind in expected.items():
         if not isinstance(description, dict) or not isinstance(description.get(key), kind):
             raise CheckpointError(f"{folder / CONFIG} does not describe a model: {key!r} is missing or mistyped")
-    if not isinstance(getattr(torch, description["dtype"], None), torch.dtype):
-        raise CheckpointError(f"{folder / CONFIG}: dtype={description['dtype']!r} is no torch type")
+    dtype = getattr(torch, description["dtype"], None)
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise CheckpointError(f"{folder / CONFIG}: dtype={description['dtype']!r} is no type of weights")
     return description
 
 
 def _check(path: Path, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
     """`CheckpointError` unless the tensors have exactly the expected names, shapes and types."""
-    for name in expected.keys() ^ found.keys():
+    for name in sorted(expected.keys() ^ found.keys()):
         raise CheckpointError(
             f"{path}: tensor {name!r} is {'missing' if name in expected else 'not part of the model'}"
         )
@@ -99,20 +106,6 @@ def _check(path: Path, expected: dict[str, torch.Tensor], found: dict[str, torch
         want, have = (f"{_dtype_name(t.dtype)} {list(t.shape)}" for t in (tensor, found[name]))
         if want != have:
             raise CheckpointError(f"{path}: tensor {name!r} is {have}, the config asks for {want}")
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then put it in place, so that readers see all of it or none."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(temporary))
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:
