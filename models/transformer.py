@@ -210,12 +210,12 @@ class Transformer(CausalLM):
             return self._append(tokens, state), state
         chunk, logits = self.config.chunk, []
         while tokens.shape[1]:
-            whole = tokens.shape[1] // chunk * chunk if state.position == 0 else 0
+            if state.position == chunk:  # a chunk that is over is never looked at again
+                state = self.init_state(tokens.shape[0])
+            whole = (tokens.shape[1] - 1) // chunk * chunk if state.position == 0 else 0
             taken = whole or min(chunk - state.position, tokens.shape[1])
             piece, tokens = tokens[:, :taken], tokens[:, taken:]
             logits.append(self(piece) if whole else self._append(piece, state))
-            if state.position == chunk:  # a chunk that is over is never looked at again
-                state = self.init_state(tokens.shape[0])
         return torch.cat(logits, dim=1), state
 
     def cost(self, context: int) -> Cost:
@@ -227,7 +227,7 @@ class Transformer(CausalLM):
             if context > config.window:
                 span = window_span(context, config.window)
         if config.chunk is not None:
-            rows = context % config.chunk
+            rows = min(context, (context - 1) % config.chunk + 1)
             if context > config.chunk:
                 span, padded = config.chunk, (context + -context % config.chunk) / context
         forward, training = attention_flops(config.width, config.kv_width, span)
