@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class KVCache:
     length: int = 0
 
     @classmethod
-    def empty(cls, batch_size: int, heads: int, head_width: int, like: Tensor, capacity: int = 64) -> KVCache:
+    def empty(cls, batch_size: int, heads: int, head_width: int, like: Tensor, capacity: int = 64) -> Self:
         """A cache of `capacity` rows on the device and in the dtype of `like`."""
         shape = (batch_size, heads, capacity, head_width)
         return cls(like.new_empty(shape), like.new_empty(shape))

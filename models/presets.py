@@ -18,12 +18,28 @@ from models.language_model import CausalLM, ModelConfig
 FAMILIES: dict[str, str] = {
     "transformer": "models.transformer",
     "mela": "models.mela.mela",
+    "looplm": "models.looped.looplm",
+    "melt": "models.looped.melt",
+}
+
+_OURO_1B4: dict[str, Any] = {
+    "vocab_size": 49152,
+    "width": 2048,
+    "layers": 24,
+    "loops": 4,
+    "heads": 16,
+    "hidden": 5632,
+    "rope_theta": 1e6,
 }
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields that differ from its defaults)
     "transformer_pp_tiny": ("transformer", {}),
     "transformer_pp_tiny_window": ("transformer", {"window": 64}),
     "transformer_pp_tiny_chunk": ("transformer", {"chunk": 64}),
+    "looplm_tiny": ("looplm", {}),
+    "melt_tiny": ("melt", {}),
+    "ouro_1b4": ("looplm", _OURO_1B4),
+    "melt_1b6": ("melt", {**_OURO_1B4, "chunk": 500}),
 }
 
 

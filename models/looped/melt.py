@@ -1,0 +1,317 @@
+"""MELT: a looped model whose key/value cache does not grow with its loops.
+
+Special here:
+- each layer keeps one memory per token, `h_t = z_t * h_{t-1} + (1 - z_t) * x_t` (`gates`); keys and values are made
+  from the memory, queries from the current stream: the normed layer input `x_t`;
+- **t is the loop.** A token's cache row is written again in every loop; the tokens before it keep their final row;
+- chunks run in order. Inside a chunk all tokens run a loop together, and see each other as of that loop: `chunk=1`
+  is cached decoding, exactly; `chunk=null` is the paper's "no chunking";
+- a token that decodes alone leaves once its exit probabilities add up to `exit_threshold`: its row stops changing and
+  the loops that remain are not computed.
+
+`extend` cuts what it is given into chunks from its first token on: it equals `forward` when fed whole chunks, and
+`forward` under `chunk=1` when fed one token at a time.
+
+Source: MELT, equation 1 and section 3.3; layer and objective in `looped_model`. Leaving early is ours.
+
+Shapes: `B` batch, `t` tokens of a chunk, `R` loops (the paper's T), `D` width, `G` key/value heads, `K` head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from models.configuration import require
+from models.language_model import Cost
+from models.layers import KVCache
+from models.looped.exits import reached
+from models.looped.gates import GateName, build_gate, gate_flops, remember
+from models.looped.looped_model import CosSin, LoopedConfig, LoopedModel, SandwichLayer, Trace, causal_mask
+
+Past = TypeVar("Past", "Rows", "Chunks")  # keys and values of earlier tokens
+KeysValues = tuple[Tensor, Tensor]  # each [B, G, rows, K]
+
+
+@dataclass(frozen=True)
+class MeltConfig(LoopedConfig):
+    family: ClassVar[str] = "melt"
+
+    gate: GateName = "elementwise"
+    gate_bias: float = -1.4  # b_z at the start
+    ema: float = 0.2  # gate=ema: its constant z
+    chunk: int | None = 64  # tokens that run each loop together; null: the whole sequence
+    detach_chunks: bool = False  # cut the gradient into earlier chunks
+
+    def validate(self) -> None:
+        super().validate()
+        require(self.chunk is None or self.chunk >= 1, f"chunk={self.chunk} must be null or at least 1")
+        require(0 <= self.ema <= 1, f"ema={self.ema} must be in [0, 1]")
+
+
+class Rows(KVCache):
+    """One row per token, written in place by every loop (inference)."""
+
+    def join(self, keys: Tensor, values: Tensor) -> KeysValues:
+        """The rows kept so far and `[B, G, t, K]` new ones after them, which the next `join` overwrites."""
+        joined = self.append(keys, values)
+        self.length -= keys.shape[2]
+        return joined
+
+    def keep(self, keys: Tensor, values: Tensor) -> Rows:
+        """The rows of the last `join` are final."""
+        self.length += keys.shape[2]
+        return self
+
+    def reserve(self, new: int) -> None:
+        """Make room for `new` rows, so that `of` shares memory with the rows to come."""
+        if self.length + new > self.keys.shape[2]:
+            self.keys, self.values = (self._grown(buffer, self.length + new) for buffer in (self.keys, self.values))
+
+    def of(self, sequence: int) -> Rows:
+        """The rows of one sequence of the batch, in the same memory."""
+        one = slice(sequence, sequence + 1)
+        return Rows(self.keys[one], self.values[one], self.length)
+
+
+class Chunks(NamedTuple):
+    """The rows of earlier chunks as they came, differentiable (training)."""
+
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+    def join(self, keys: Tensor, values: Tensor) -> KeysValues:
+        """All earlier rows and `[B, G, t, K]` new ones."""
+        if not self.keys:
+            return keys, values
+        return torch.cat((*self.keys, keys), dim=2), torch.cat((*self.values, values), dim=2)
+
+    def keep(self, keys: Tensor, values: Tensor) -> Chunks:
+        """With one chunk more."""
+        return Chunks((*self.keys, keys), (*self.values, values))
+
+
+class Base(NamedTuple):
+    """Keys and values of a model with a cache per loop, to interpolate with: distillation, phase 1."""
+
+    rows: Sequence[Sequence[KeysValues]]  # by loop and layer: of all tokens up to the end of the chunk
+    weight: float  # share of our own keys and values
+
+
+class Step(NamedTuple):
+    """What a layer makes of a chunk in one loop."""
+
+    x: Tensor  # [B, t, D]
+    memory: Tensor  # [B, t, D]
+    own: KeysValues  # of the memory
+    attended: Tensor  # [B, t, D] before `o_proj`
+    gate: Tensor | None  # [B, t, D], [B, t, 1] or [1, 1, 1]; None in the first loop
+
+
+class MeltLayer(SandwichLayer):
+    """A sandwich layer whose keys and values come from the memory of each token."""
+
+    def __init__(self, config: MeltConfig) -> None:
+        super().__init__(config)
+        self.gate = build_gate(config.gate, config.width, config.gate_bias, config.ema) if config.loops > 1 else None
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        loop: int,
+        cos_sin: CosSin,
+        mask: Tensor | None,
+        rows: Rows | Chunks,
+        base: KeysValues | None = None,
+        weight: float = 1.0,
+    ) -> Step:
+        """One loop over t tokens.
+
+        Args:
+            x: `[B, t, D]` stream.
+            memory: `[B, t, D]`, h of the loop before; None in the first.
+            loop: from 0.
+            cos_sin: rotary tables of the t positions.
+            mask: from `causal_mask`, over the earlier rows with the new ones.
+            rows: keys and values of earlier tokens in this layer.
+            base: keys and values of another model for all rows, to interpolate with.
+            weight: share of our own when there is a base.
+        """
+        stream, memory, gate = self.update(x, memory, loop)
+        own = self.keys_values(memory, cos_sin)
+        keys, values = rows.join(*own)
+        if base is not None:
+            keys, values = base[0].to(keys.dtype).lerp(keys, weight), base[1].to(values.dtype).lerp(values, weight)
+        attended = self.attend(self.queries(stream, cos_sin), keys, values, mask)
+        return Step(self.close(x, attended), memory, own, attended, gate)
+
+    def decode(
+        self, x: Tensor, memory: Tensor | None, loop: int, cos_sin: CosSin, rows: list[Rows]
+    ) -> tuple[Tensor, Tensor]:
+        """One loop over one token `[A, 1, D]` of some sequences, each with its own rows: the stream and the memory."""
+        stream, memory, _ = self.update(x, memory, loop)
+        queries, (keys, values) = self.queries(stream, cos_sin), self.keys_values(memory, cos_sin)
+        attended = []
+        for sequence, own in enumerate(rows):
+            one = slice(sequence, sequence + 1)
+            attended.append(self.attend(queries[one], *own.join(keys[one], values[one]), None))
+        return self.close(x, torch.cat(attended)), memory
+
+    def update(self, x: Tensor, memory: Tensor | None, loop: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Stream `x_t`, memory `h_t` and gate of a loop; the first has `h_1 = x_1` and needs no gate."""
+        stream = self.attention_norm(x)
+        if memory is None or self.gate is None:
+            return stream, stream, None
+        gate = self.gate(stream, memory, loop)
+        return stream, remember(stream, memory, gate), gate
+
+
+@dataclass
+class MeltState:
+    """A cache per layer, and the position of the next token."""
+
+    rows: list[Rows]
+    position: int = 0
+
+    def tensors(self) -> Iterator[Tensor]:
+        for rows in self.rows:
+            yield from rows.tensors()
+
+
+class Melt(LoopedModel):
+    """The memory-efficient looped Transformer."""
+
+    config: MeltConfig
+    layer_type = MeltLayer
+    recompute = False  # training: keep no activations inside a layer, compute them again in the backward pass
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits `[B, T, V]`. With `exit_threshold` below 1 the model is for inference: no gradient."""
+        if torch.is_grad_enabled() and self.config.exit_threshold == 1:
+            return self.head(self.loop_states(tokens)[-1])
+        with torch.no_grad():
+            return self.extend(tokens, self.init_state(tokens.shape[0]))[0]
+
+    def loop_states(self, tokens: Tensor) -> list[Tensor]:
+        rows = [Chunks()] * self.config.layers
+        states, start = [], 0
+        for chunk in self.chunks(tokens):
+            states.append(self.run_chunk(chunk, rows, start))
+            start += chunk.shape[1]
+        return [torch.cat(loop, dim=1) for loop in zip(*states, strict=True)]
+
+    def chunks(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """`tokens [B, T]` cut into the chunks that run together."""
+        return tokens.split(self.config.chunk or tokens.shape[1], dim=1)
+
+    def run_chunk(
+        self,
+        tokens: Tensor,
+        rows: list[Past],
+        start: int,
+        base: Base | None = None,
+        trace: Trace | None = None,
+    ) -> list[Tensor]:
+        """All loops of one chunk.
+
+        Args:
+            tokens: `[B, t]`.
+            rows: by layer, of the tokens before; the final rows of these tokens are added.
+            start: position of the first token.
+            base: another model's keys and values to interpolate with.
+            trace: filled with what happens inside.
+        Returns:
+            The normed states of every loop, each `[B, t, D]`.
+        """
+        config, length = self.config, tokens.shape[1]
+        cos_sin = self._rope(start, length)
+        mask = causal_mask(length, start + length, tokens.device)
+        memories: list[Tensor | None] = [None] * config.layers
+        x, states = self.embedding(tokens), []
+        for loop in range(config.loops):
+            for i, layer in enumerate(self.layers):
+                mixed = () if base is None else (base.rows[loop][i], base.weight)
+                step = self._step(layer, x, memories[i], loop, cos_sin, mask, rows[i], *mixed)
+                x, memories[i] = step.x, step.memory
+                if trace is not None:
+                    trace.attended.append(step.attended)
+                    trace.gates.extend(() if step.gate is None else (step.gate,))
+                if loop == config.loops - 1:
+                    rows[i] = rows[i].keep(*(_detached(step.own) if config.detach_chunks else step.own))
+            x = self.norm(x)
+            states.append(x)
+        return states
+
+    def init_state(self, batch_size: int) -> MeltState:
+        return MeltState(self._caches(batch_size, Rows))
+
+    def extend(self, tokens: Tensor, state: MeltState) -> tuple[Tensor, MeltState]:
+        leaving = self.config.exit_threshold < 1
+        states = []
+        for chunk in self.chunks(tokens):
+            if leaving and chunk.shape[1] == 1:
+                states.append(self._decode_and_leave(chunk, state))
+            else:
+                states.append(self.run_chunk(chunk, state.rows, state.position)[-1])
+            state.position += chunk.shape[1]
+        return self.head(torch.cat(states, dim=1)), state
+
+    def cost(self, context: int) -> Cost:
+        """Every loop is counted, also where tokens may leave early."""
+        config = self.config
+        chunk = config.chunk or context
+        ends = [min(start + chunk, context) for start in range(0, context, chunk)]
+        scored = sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False))  # queries times keys
+        return self._cost(
+            scored / context,
+            rows=context,
+            exits=config.exit_threshold < 1 and chunk == 1,
+            gate_flops=gate_flops(config.gate, config.width),
+            gate_parameters=sum(parameter.numel() for name, parameter in self.named_parameters() if ".gate." in name),
+        )
+
+    def _decode_and_leave(self, tokens: Tensor, state: MeltState) -> Tensor:
+        """One token `[B, 1]` per sequence: the state `[B, 1, D]` it leaves with. A loop computes those still inside."""
+        cos_sin = self._rope(state.position, 1)
+        x = self.embedding(tokens)
+        left, inside = torch.empty_like(x), torch.arange(len(tokens))
+        log_stay = x.new_zeros(len(tokens))
+        memories: list[Tensor | None] = [None] * self.config.layers
+        for rows in state.rows:
+            rows.reserve(1)
+        for loop in range(self.config.loops):
+            caches = [[rows.of(sequence) for sequence in inside.tolist()] for rows in state.rows]
+            for i, layer in enumerate(cast(Iterable[MeltLayer], self.layers)):
+                x, memories[i] = layer.decode(x, memories[i], loop, cos_sin, caches[i])
+            x = self.norm(x)
+            leaves = torch.ones_like(inside, dtype=torch.bool)
+            if self.exit_gate is not None and loop < self.config.loops - 1:
+                log_stay = log_stay + functional.logsigmoid(-self.exit_gate(x))[:, 0, 0]
+                leaves = reached(log_stay, self.config.exit_threshold)
+            left[inside[leaves]] = x[leaves]
+            inside, x, log_stay = inside[~leaves], x[~leaves], log_stay[~leaves]
+            memories = [memory[~leaves] for memory in memories if memory is not None]
+            if not len(inside):
+                break
+        for rows in state.rows:
+            rows.length += 1
+        return left
+
+    def _step(self, layer: nn.Module, *arguments: Any) -> Step:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
+        return layer(*arguments)
+
+
+def _detached(own: KeysValues) -> KeysValues:
+    return own[0].detach(), own[1].detach()
+
+
+CONFIG, MODEL = MeltConfig, Melt
