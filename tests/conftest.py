@@ -34,6 +34,8 @@ def _uninitialised_memory_is_nan():
 
         return allocate_nan
 
+    with torch.device("meta"):
+        torch.empty(0)  # torch remembers at first use which functions take a default device: let it see the real ones
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
             patch.setattr(owner, name, poisoned(getattr(owner, name)))
