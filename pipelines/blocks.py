@@ -62,12 +62,12 @@ class Block:
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """`tokens [T]`, every document closed by the separator; tokens and UTF-8 bytes of each piece; which pieces end one."""
+    """What is stored of a block: its tokens (documents closed by the separator) and, by piece, what they belong to."""
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    sizes: np.ndarray
-    last: np.ndarray
+    tokens: np.ndarray  # [T]
+    lengths: np.ndarray  # [pieces] tokens
+    sizes: np.ndarray  # [pieces] bytes of UTF-8 text
+    last: np.ndarray  # [pieces] whether the piece ends its document
 
     @classmethod
     def load(cls, file: Path) -> EncodedBlock:
@@ -90,7 +90,7 @@ def cut(texts: Iterable[str], length: int = PIECE) -> Iterator[Piece]:
 
 
 def fill(documents: Iterable[tuple[str, Iterable[str]]]) -> Iterator[Block]:
-    """Blocks of the documents, given as `(split, texts)`; each split is numbered from 0 in the order of its documents."""
+    """Blocks of the documents, which are given as `(split, texts)`; blocks are numbered in order, by split."""
     pieces: dict[str, list[Piece]] = {}
     weights: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -108,7 +108,8 @@ def fill(documents: Iterable[tuple[str, Iterable[str]]]) -> Iterator[Block]:
 
 def encode(block: Block, tokenizer: Tokenizer, file: Path) -> None:
     """Encode a block and write it to `file`, atomically."""
-    encoded = tokenizer.encode_batch([piece.text for piece in block.pieces], [not piece.first for piece in block.pieces])
+    texts, continued = zip(*((piece.text, not piece.first) for piece in block.pieces), strict=True)
+    encoded = tokenizer.encode_batch(texts, continued)
     closing = np.array([tokenizer.separator], np.uint32)
     parts = [
         np.concatenate([ids, closing]) if piece.last else ids for ids, piece in zip(encoded, block.pieces, strict=True)

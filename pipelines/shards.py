@@ -1,10 +1,10 @@
 """The token data on disk: shards of plain integers, and an `index.json` that vouches for every one of them.
 
-    index.json               written last: a folder without it holds no data
-    tokenizer.json|.model    the tokenizer's own file (none for bytes)
-    train-00000.bin ...      the documents' tokens one after another, each closed by the separator
-    train-documents.npy      int64 [documents, 2]: where each ends in the tokens of the split, its text in UTF-8 bytes
-    held_out-...             the same for the other split
+index.json               written last: a folder without it holds no data
+tokenizer.json|.model    the tokenizer's own file (none for bytes)
+train-00000.bin ...      the documents' tokens one after another, each closed by the separator
+train-documents.npy      int64 [documents, 2]: where each ends in the tokens of the split, its text in UTF-8 bytes
+held_out-...             the same for the other split
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipelines.text_tokenizer import Tokenizer
 
 INDEX = "index.json"
 PARTIAL = ".partial"
-OURS = ("train-*", "held_out-*", "tokenizer.*")
+OURS = ("train-*.bin", "train-*.npy", "held_out-*.bin", "held_out-*.npy", "tokenizer.*")
 LENGTHS = (1024, 4096, 16384, 65536)  # tokens; the index counts the documents that are at least as long
 
 
@@ -118,7 +118,7 @@ def _boundaries(lengths: np.ndarray, sizes: np.ndarray, last: np.ndarray) -> np.
 
 
 def _publish(partial: Path, directory: Path, index: Mapping[str, Any]) -> None:
-    """Replace the data in `directory`. From the first step to the last the folder has no index: no half is ever read."""
+    """Replace the data in `directory`. It has no index from the first step to the last, so no half is ever read."""
     (directory / INDEX).unlink(missing_ok=True)
     for pattern in OURS:
         for old in directory.glob(pattern):

@@ -42,9 +42,7 @@ class Survey:
 
 def measured(corpus: Corpus, limit: int | None) -> Iterator[Measured]:
     """The corpus's documents that hold more than white space, at most `limit` of them."""
-    filled = (
-        Measured(document, *sizes) for document in corpus.documents() if (sizes := document.measure())[1] > 0
-    )
+    filled = (Measured(document, *sizes) for document in corpus.documents() if (sizes := document.measure())[1] > 0)
     return islice(filled, limit)
 
 

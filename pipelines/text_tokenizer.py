@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -161,7 +161,9 @@ class SentencePieceTokenizer(Tokenizer):
     def _bytes_of(self, token: int) -> bytes:
         if self._library.is_control(token):
             return b""
-        return REPLACEMENT if self._library.is_unknown(token) else _sentencepiece_bytes(self._library.id_to_piece(token))
+        return (
+            REPLACEMENT if self._library.is_unknown(token) else _sentencepiece_bytes(self._library.id_to_piece(token))
+        )
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._library.encode(list(texts), out_type=int)
@@ -198,8 +200,8 @@ def _sentencepiece_bytes(piece: str) -> bytes:
     return piece.replace(WORD_START, " ").encode()
 
 
-def _piece_decoder(library: tokenizers.Tokenizer):
-    """How the library's pieces spell bytes, by the decoder it names: byte-level, WordPiece, else SentencePiece's way."""
+def _piece_decoder(library: tokenizers.Tokenizer) -> Callable[[str], bytes]:
+    """How the library's pieces spell bytes, by the decoder it names: byte-level, WordPiece, else as SentencePiece."""
     decoder = json.loads(library.to_str())["decoder"] or {}
     kinds = {part["type"] for part in [decoder, *decoder.get("decoders", ())] if part}
     if "ByteLevel" in kinds:

@@ -54,7 +54,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, file: Path) -> Tokenizer:
     learned = library.get_vocab_size() + 1
     require(
         learned == vocab_size,
-        f"data.vocab_size={vocab_size}: the training documents only give {learned} entries; set it to {learned} or less",
+        f"data.vocab_size={vocab_size}: the training documents give only {learned} entries; set {learned} or less",
     )
     write_text(file, library.to_str())
     return load_tokenizer(file)

@@ -37,7 +37,9 @@ class Document:
             try:
                 data = piece.encode()
             except UnicodeEncodeError as error:
-                raise CorpusError(f"{self.name}: character {error.object[error.start]!r} is not valid Unicode") from None
+                raise CorpusError(
+                    f"{self.name}: character {error.object[error.start]!r} is not valid Unicode"
+                ) from None
             digest.update(data)
             size += len(data)
             blank = blank and not piece.strip()

@@ -27,7 +27,7 @@ class HuggingFace:
 
     def __init__(self, dataset: str, subset: str | None, field: str) -> None:
         try:
-            import datasets  # noqa: PLC0415  an optional dependency, slow to import
+            import datasets  # optional, and slow to import
         except ImportError:
             raise CorpusError(
                 "data.corpus=huggingface needs the package datasets: pip install 'mela-melt[huggingface]'"
@@ -46,7 +46,7 @@ class HuggingFace:
             yield Document.of(name, text_of(record, self._field, name))
 
     def _guarded(self, read: Any) -> Any:
-        """The library's errors (no such dataset, no network, damaged files) share no base class: all become one line."""
+        """The library's errors (no such dataset, no network, damaged file) share no base class: all become one line."""
         try:
             return read()
         except Exception as error:

@@ -10,7 +10,7 @@ import codecs
 import gzip
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
@@ -109,7 +109,7 @@ def _matches(pattern: str) -> list[Path]:
 
 def _require_column(field: str, columns: list[str], name: str) -> None:
     if field not in columns:
-        raise CorpusError(f"{name}: no column {field!r}{nearest(field, columns)}; it has {', '.join(columns) or 'none'}")
+        raise CorpusError(f"{name}: no column {field!r}{nearest(field, columns)}; there are {', '.join(columns)}")
 
 
 def _read_lines(file: Path, field: str) -> Iterator[tuple[Document, float]]:
@@ -130,7 +130,7 @@ def _parsed(line: bytes, name: str) -> Any:
         raise CorpusError(f"{name}: not JSON: {error.msg} at column {error.colno}") from None
 
 
-def _decompressed(raw: IO[bytes], file: Path) -> IO[bytes]:
+def _decompressed(raw: IO[bytes], file: Path) -> Iterable[bytes]:
     if file.suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
     if file.suffix == ".zst":
