@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from models.configuration import require
 from models.language_model import CausalLM, Cost, ModelConfig
 from models.layers import Embedding, KVCache, Linear, RMSNorm, SwiGLU, attend, merge_heads, rope, rotate, split_heads
-from models.looped.exits import exit_log_probabilities, expected_cross_entropy
+from models.looped.exits import exit_log_probabilities
+from models.looped.head_losses import cross_entropy
 from models.transformer import attention_flops, require_heads
 
 Cache = TypeVar("Cache", bound=KVCache)
@@ -104,8 +105,8 @@ class SandwichLayer(nn.Module):
 
     def close(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer, both residual branches: `x [B, T, D]` and the attended values `[B, T, D]`."""
-        x = x + self.attention_out_norm(self.o_proj(attended))
-        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+        x = x + self.attention_out_norm(self.o_proj(attended).to(x.dtype))
+        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)).to(x.dtype))
 
 
 def causal_mask(new: int, rows: int, device: torch.device) -> Tensor | None:
@@ -160,7 +161,7 @@ class LoopedModel(CausalLM):
         loss = self.config.exit_entropy * (p * log_p).sum()
         scalars = {}
         for loop, state in enumerate(states):
-            expected, losses = expected_cross_entropy(state.flatten(0, 1), self.head.weight, targets, p[loop])
+            expected, losses = cross_entropy(state.flatten(0, 1), self.head.weight, targets, p[loop])
             loss = loss + expected
             scalars[f"cross_entropy/loop_{loop + 1}"] = losses.mean()
             scalars[f"exit_probability/loop_{loop + 1}"] = p[loop].detach().mean()

@@ -38,10 +38,9 @@ class LoopLMConfig(LoopedConfig):
 
 @dataclass
 class LoopLMState:
-    """A cache per loop and layer, and the position of the next token."""
+    """A cache per loop and layer."""
 
-    caches: list[list[KVCache]]
-    position: int = 0
+    caches: list[list[KVCache]]  # [R][N]
 
     def tensors(self) -> Iterator[Tensor]:
         for loop in self.caches:
@@ -89,15 +88,13 @@ class LoopLM(LoopedModel):
 
     def extend_states(self, tokens: Tensor, state: LoopLMState, trace: Trace | None = None) -> list[Tensor]:
         """The normed states of every loop for `tokens [B, t]` after `state`, which moves on; fills `trace`."""
-        states = self._run(tokens, state, trace)
-        state.position += tokens.shape[1]
-        return states
+        return self._run(tokens, state, trace)
 
     def cost(self, context: int) -> Cost:
         return self._cost(context, context * self.config.loops, exits=self.config.exit_threshold < 1)
 
     def _run(self, tokens: Tensor, state: LoopLMState | None = None, trace: Trace | None = None) -> list[Tensor]:
-        start, length = 0 if state is None else state.position, tokens.shape[1]
+        start, length = 0 if state is None else state.caches[0][0].length, tokens.shape[1]
         cos_sin = self._rope(start, length)
         mask = causal_mask(length, start + length, tokens.device)
         x, states = self.embedding(tokens), []

@@ -19,19 +19,18 @@ Shapes: `B` batch, `t` tokens of a chunk, `R` loops (the paper's T), `D` width, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from models.configuration import require
 from models.language_model import Cost
 from models.layers import KVCache
-from models.looped.exits import reached
+from models.looped.exits import exit_loop
 from models.looped.gates import GateName, build_gate, gate_flops, remember
 from models.looped.looped_model import CosSin, LoopedConfig, LoopedModel, SandwichLayer, Trace, causal_mask
 
@@ -85,6 +84,11 @@ class Chunks(NamedTuple):
 
     keys: tuple[Tensor, ...] = ()
     values: tuple[Tensor, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return sum(chunk.shape[2] for chunk in self.keys)
 
     def join(self, keys: Tensor, values: Tensor) -> KeysValues:
         """All earlier rows and `[B, G, t, K]` new ones."""
@@ -152,18 +156,6 @@ class MeltLayer(SandwichLayer):
         attended = self.attend(self.queries(stream, cos_sin), keys, values, mask)
         return Step(self.close(x, attended), memory, own, attended, gate)
 
-    def decode(
-        self, x: Tensor, memory: Tensor | None, loop: int, cos_sin: CosSin, rows: list[Rows]
-    ) -> tuple[Tensor, Tensor]:
-        """One loop over one token `[A, 1, D]` of some sequences, each with its own rows: the stream and the memory."""
-        stream, memory, _ = self.update(x, memory, loop)
-        queries, (keys, values) = self.queries(stream, cos_sin), self.keys_values(memory, cos_sin)
-        attended = []
-        for sequence, own in enumerate(rows):
-            one = slice(sequence, sequence + 1)
-            attended.append(self.attend(queries[one], *own.join(keys[one], values[one]), None))
-        return self.close(x, torch.cat(attended)), memory
-
     def update(self, x: Tensor, memory: Tensor | None, loop: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Stream `x_t`, memory `h_t` and gate of a loop; the first has `h_1 = x_1` and needs no gate."""
         stream = self.attention_norm(x)
@@ -175,10 +167,9 @@ class MeltLayer(SandwichLayer):
 
 @dataclass
 class MeltState:
-    """A cache per layer, and the position of the next token."""
+    """A cache per layer."""
 
     rows: list[Rows]
-    position: int = 0
 
     def tensors(self) -> Iterator[Tensor]:
         for rows in self.rows:
@@ -201,10 +192,7 @@ class Melt(LoopedModel):
 
     def loop_states(self, tokens: Tensor) -> list[Tensor]:
         rows = [Chunks()] * self.config.layers
-        states, start = [], 0
-        for chunk in self.chunks(tokens):
-            states.append(self.run_chunk(chunk, rows, start))
-            start += chunk.shape[1]
+        states = [self.run_chunk(chunk, rows) for chunk in self.chunks(tokens)]
         return [torch.cat(loop, dim=1) for loop in zip(*states, strict=True)]
 
     def chunks(self, tokens: Tensor) -> tuple[Tensor, ...]:
@@ -215,38 +203,41 @@ class Melt(LoopedModel):
         self,
         tokens: Tensor,
         rows: list[Past],
-        start: int,
         base: Base | None = None,
         trace: Trace | None = None,
+        leave: bool = False,
     ) -> list[Tensor]:
         """All loops of one chunk.
 
         Args:
             tokens: `[B, t]`.
             rows: by layer, of the tokens before; the final rows of these tokens are added.
-            start: position of the first token.
             base: another model's keys and values to interpolate with.
             trace: filled with what happens inside.
+            leave: for a single token: stop once `exit_threshold` is reached.
         Returns:
-            The normed states of every loop, each `[B, t, D]`.
+            The normed states of every loop that ran, each `[B, t, D]`.
         """
-        config, length = self.config, tokens.shape[1]
+        config, start, length = self.config, rows[0].length, tokens.shape[1]
         cos_sin = self._rope(start, length)
         mask = causal_mask(length, start + length, tokens.device)
-        memories: list[Tensor | None] = [None] * config.layers
         x, states = self.embedding(tokens), []
+        memories: list[Tensor | None] = [None] * config.layers
+        own: list[KeysValues] = [(x, x)] * config.layers
         for loop in range(config.loops):
             for i, layer in enumerate(self.layers):
                 mixed = () if base is None else (base.rows[loop][i], base.weight)
                 step = self._step(layer, x, memories[i], loop, cos_sin, mask, rows[i], *mixed)
-                x, memories[i] = step.x, step.memory
+                x, memories[i], own[i] = step.x, step.memory, step.own
                 if trace is not None:
                     trace.attended.append(step.attended)
                     trace.gates.extend(() if step.gate is None else (step.gate,))
-                if loop == config.loops - 1:
-                    rows[i] = rows[i].keep(*(_detached(step.own) if config.detach_chunks else step.own))
             x = self.norm(x)
             states.append(x)
+            if leave and exit_loop(self.exit_logits([*states, x]), config.exit_threshold) <= loop:
+                break
+        for i, (keys, values) in enumerate(own):
+            rows[i] = rows[i].keep(*((keys.detach(), values.detach()) if config.detach_chunks else (keys, values)))
         return states
 
     def init_state(self, batch_size: int) -> MeltState:
@@ -259,8 +250,7 @@ class Melt(LoopedModel):
             if leaving and chunk.shape[1] == 1:
                 states.append(self._decode_and_leave(chunk, state))
             else:
-                states.append(self.run_chunk(chunk, state.rows, state.position)[-1])
-            state.position += chunk.shape[1]
+                states.append(self.run_chunk(chunk, state.rows)[-1])
         return self.head(torch.cat(states, dim=1)), state
 
     def cost(self, context: int) -> Cost:
@@ -278,40 +268,24 @@ class Melt(LoopedModel):
         )
 
     def _decode_and_leave(self, tokens: Tensor, state: MeltState) -> Tensor:
-        """One token `[B, 1]` per sequence: the state `[B, 1, D]` it leaves with. A loop computes those still inside."""
-        cos_sin = self._rope(state.position, 1)
-        x = self.embedding(tokens)
-        left, inside = torch.empty_like(x), torch.arange(len(tokens))
-        log_stay = x.new_zeros(len(tokens))
-        memories: list[Tensor | None] = [None] * self.config.layers
+        """One token `[B, 1]` per sequence -> the state `[B, 1, D]` each leaves with.
+
+        One sequence at a time: who is still inside never changes what another computes.
+        """
         for rows in state.rows:
             rows.reserve(1)
-        for loop in range(self.config.loops):
-            caches = [[rows.of(sequence) for sequence in inside.tolist()] for rows in state.rows]
-            for i, layer in enumerate(cast(Iterable[MeltLayer], self.layers)):
-                x, memories[i] = layer.decode(x, memories[i], loop, cos_sin, caches[i])
-            x = self.norm(x)
-            leaves = torch.ones_like(inside, dtype=torch.bool)
-            if self.exit_gate is not None and loop < self.config.loops - 1:
-                log_stay = log_stay + functional.logsigmoid(-self.exit_gate(x))[:, 0, 0]
-                leaves = reached(log_stay, self.config.exit_threshold)
-            left[inside[leaves]] = x[leaves]
-            inside, x, log_stay = inside[~leaves], x[~leaves], log_stay[~leaves]
-            memories = [memory[~leaves] for memory in memories if memory is not None]
-            if not len(inside):
-                break
+        left = []
+        for sequence, token in enumerate(tokens.split(1)):
+            rows = [each.of(sequence) for each in state.rows]
+            left.append(self.run_chunk(token, rows, leave=True)[-1])
         for rows in state.rows:
             rows.length += 1
-        return left
+        return torch.cat(left)
 
     def _step(self, layer: nn.Module, *arguments: Any) -> Step:
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
         return layer(*arguments)
-
-
-def _detached(own: KeysValues) -> KeysValues:
-    return own[0].detach(), own[1].detach()
 
 
 CONFIG, MODEL = MeltConfig, Melt

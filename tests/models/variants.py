@@ -22,6 +22,17 @@ def _transformer(**fields: Any) -> Variant:
     return Variant("transformer", {"vocab_size": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24, **fields})
 
 
+def _looplm(**fields: Any) -> Variant:
+    shape = {"vocab_size": 31, "width": 16, "layers": 2, "loops": 3, "heads": 4, "hidden": 24}
+    return Variant("looplm", {**shape, **fields}, length=23)
+
+
+def _melt(**fields: Any) -> Variant:
+    """In chunks of one token: other chunks depend on where they are cut (`looped/test_melt.py`)."""
+    shape = {"vocab_size": 31, "width": 16, "layers": 1, "loops": 3, "heads": 4, "hidden": 24, "chunk": 1}
+    return Variant("melt", {**shape, **fields}, length=11)
+
+
 VARIANTS: dict[str, Variant] = {
     "transformer": _transformer(),
     "transformer_grouped": _transformer(kv_heads=2),
@@ -31,4 +42,13 @@ VARIANTS: dict[str, Variant] = {
     "transformer_window_shortest": _transformer(window=2),
     "transformer_chunk": _transformer(chunk=8),
     "transformer_chunk_grouped": _transformer(chunk=16, kv_heads=2),
+    "looplm": _looplm(),
+    "looplm_grouped": _looplm(kv_heads=2),
+    "looplm_leaving": _looplm(exit_threshold=0.6),
+    "melt": _melt(),
+    "melt_grouped": _melt(gate="scalar", kv_heads=1),
+    "melt_mean": _melt(gate="mean"),
+    "melt_ema": _melt(gate="ema"),
+    "melt_last": _melt(gate="last"),
+    "melt_first": _melt(gate="first"),
 }
