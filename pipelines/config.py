@@ -12,6 +12,10 @@ from models.configuration import Config, require
 from models.language_model import ModelConfig
 
 
+class StageError(RuntimeError):
+    """A stage cannot go on (altered shard, NaN loss, full disk): one line that says what happened and what is kept."""
+
+
 @dataclass(frozen=True)
 class DataConfig(Config):
     corpus: Literal["service_docs", "files", "huggingface"]
@@ -134,6 +138,8 @@ class PipelineConfig(Config):
     """Everything a stage may read. `model_name` is the preset it was made from, `models` those `dvc repro` compares."""
 
     seed: int
+    output: str | None
+    checkpoint: str | None
     model_name: str
     model: ModelConfig
     models: dict[str, ModelConfig]
