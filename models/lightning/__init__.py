@@ -1,0 +1,1 @@
+"""Training as Lightning modules; `optimizers` alone does not import Lightning (seconds at start-up)."""
