@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from pipelines.power import detectable_effect, seeds_needed
@@ -15,26 +18,31 @@ from pipelines.statistics import differences_to, holm, paired, sequential_p, spe
 TABLES = 10_000
 
 
-def simulated(rng: np.random.Generator, seeds: int, effects=0.0, tables: int = TABLES) -> np.ndarray:
+def simulated(rng: np.random.Generator, seeds: int, effects: ArrayLike = 0.0) -> np.ndarray:
     """`[tables, 9, seeds]`: what a seed does to every cell, and noise of sd 1 between paired cells."""
-    shared = 3 * rng.normal(size=(tables, 1, seeds))
-    return 20 + shared + rng.normal(scale=np.sqrt(0.5), size=(tables, 9, seeds)) + np.reshape(effects, (-1, 1))
+    shared = 3 * rng.normal(size=(TABLES, 1, seeds))
+    return 20 + shared + rng.normal(scale=np.sqrt(0.5), size=(TABLES, 9, seeds)) + np.reshape(effects, (-1, 1))
+
+
+def p_of(result: Any) -> Any:
+    return result.pvalue
 
 
 def test_paired_t_is_scipys():
     a, b = np.random.default_rng(0).normal(size=(2, 7, 5))
-    ours, theirs = paired(a - b), stats.ttest_rel(a, b, axis=-1)
+    theirs: Any = stats.ttest_rel(a, b, axis=-1)
+    ours = paired(a - b)
     np.testing.assert_allclose(ours.p, theirs.pvalue, rtol=1e-12)
     interval = theirs.confidence_interval(0.95)
     np.testing.assert_allclose(ours.interval(0.95), (interval.low, interval.high), rtol=1e-12)
-    np.testing.assert_allclose(ours.one_sided(), stats.ttest_rel(a, b, axis=-1, alternative="less").pvalue, rtol=1e-12)
+    np.testing.assert_allclose(ours.one_sided(), p_of(stats.ttest_rel(a, b, axis=-1, alternative="less")), rtol=1e-12)
 
 
 def test_a_seed_without_a_pair_is_left_out():
     d = np.array([0.1, np.nan, 0.4, 0.2])
     ours = paired(d)
     assert ours.n == 3
-    assert ours.p == pytest.approx(stats.ttest_1samp([0.1, 0.4, 0.2], 0).pvalue)
+    assert ours.p == pytest.approx(p_of(stats.ttest_1samp([0.1, 0.4, 0.2], 0)))
 
 
 def test_what_never_varies_is_certain():
@@ -45,8 +53,8 @@ def test_what_never_varies_is_certain():
 
 def test_equivalence_is_the_larger_of_two_one_sided_tests():
     d = np.random.default_rng(1).normal(0.1, 1, size=12)
-    upper = stats.ttest_1samp(d, 0.8, alternative="less").pvalue
-    lower = stats.ttest_1samp(d, -0.8, alternative="greater").pvalue
+    upper = p_of(stats.ttest_1samp(d, 0.8, alternative="less"))
+    lower = p_of(stats.ttest_1samp(d, -0.8, alternative="greater"))
     assert paired(d).within(0.8) == pytest.approx(max(upper, lower))
     assert paired(d).within(0.0) >= 0.5
 
@@ -112,7 +120,7 @@ def test_recommended_seeds_reach_their_power(n, effect, alpha):
 
 
 def test_more_spread_or_a_smaller_effect_needs_more_seeds():
-    totals = [seeds_needed(1.0, sd, 5, most=1000) for sd in (0.2, 1.0, 2.0, 4.0)]
+    totals = [seeds_needed(1.0, sd, 5, most=1000) or 0 for sd in (0.2, 1.0, 2.0, 4.0)]
     assert totals == sorted(totals)
     assert totals[0] == 5
     assert seeds_needed(1.0, 4.0, 5, most=20) is None

@@ -31,7 +31,7 @@ def test_a_clear_paired_effect_is_real_although_seeds_differ_by_more():
 
 @pytest.mark.parametrize(("measure", "word"), [(PPL, "worse"), ("recall/mqar", "better"), ("state_bytes/512", "worse")])
 def test_direction_follows_the_measure(measure, word):
-    assert verdicts({"more": BASE + [1, 1.1, 0.9, 1, 1]}, measure=measure)["more"].text == f"real: {word}"
+    assert verdicts({"more": BASE + np.array([1, 1.1, 0.9, 1, 1])}, measure=measure)["more"].text == f"real: {word}"
 
 
 def test_an_open_effect_says_how_many_seeds_would_settle_it():
@@ -42,7 +42,7 @@ def test_an_open_effect_says_how_many_seeds_would_settle_it():
 
 
 def test_noise_is_not_shown():
-    assert verdicts({"same": BASE + [0.5, -0.6, 0.3, -0.4, 0.25]})["same"].text == "not shown (worse so far)"
+    assert verdicts({"same": BASE + np.array([0.5, -0.6, 0.3, -0.4, 0.25])})["same"].text == "not shown (worse so far)"
 
 
 def test_equal_runs_are_not_shown_to_differ():
@@ -51,7 +51,7 @@ def test_equal_runs_are_not_shown_to_differ():
 
 
 def test_an_effect_shown_to_be_smaller_than_of_interest_needs_no_more_seeds():
-    tiny = BASE + [0.2, -0.1, 0.15, -0.05, 0.1]
+    tiny = BASE + np.array([0.2, -0.1, 0.15, -0.05, 0.1])
     assert verdicts({"tiny": tiny}, Rules(smallest_effect=0.02))["tiny"].text == "not shown: smaller than of interest"
     assert not verdicts({"tiny": tiny})["tiny"].equivalent
 

@@ -1,0 +1,237 @@
+"""Sweep files: every shipped one builds every cell, and what cannot be run is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import get_type_hints
+
+import pytest
+from omegaconf import OmegaConf
+
+from models.configuration import ConfigError
+from pipelines.claims import figure
+from pipelines.command import load
+from pipelines.config import PipelineConfig
+from pipelines.sweep_file import SWEEPS, read_sweep, sweep_from
+
+DISTILLS = ("melt_gates", "melt_training")
+SHIPPED = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+
+MINIMAL = {
+    "title": "Depth",
+    "source": "ours",
+    "factors": {"model": {"layers": [1, 2], "heads": [2, 4]}},
+    "baseline": {"layers": 1, "heads": 4},
+    "measures": ["ppl/window_mean/1x", "ppl/window_mean/4x"],
+    "budgets": {
+        "tiny": {
+            "preset": "transformer_pp_tiny",
+            "config": {"pretrain": {"context": 64, "tokens": 4096}, "evaluate": {"contexts": [64, 256]}},
+        }
+    },
+    "claims": {"deeper": {"says": "Deeper is better.", "lower": {"cell": {"layers": 2}, "than": {"layers": 1}}}},
+}
+
+
+@pytest.fixture(params=SHIPPED)
+def shipped(request):
+    """The name of a shipped sweep whose stage is there."""
+    if request.param in DISTILLS and "distill" not in get_type_hints(PipelineConfig):
+        pytest.skip("the configuration has no section distill yet")
+    return request.param
+
+
+def sweep(**changes):
+    return sweep_from("depth", copy.deepcopy(MINIMAL) | changes)
+
+
+def test_the_papers_tables_and_open_questions_are_shipped():
+    assert set(SHIPPED) == {
+        *("hlr_cycles", "module_depth", "gating", "fusion", "chunk_size", "ns_steps", "components", "length"),
+        *("recursion", "controls", "melt_gates", "melt_training", "melt_kv_memory", "melt_loops", "melt_chunk"),
+        *("melt_gqa", "hlr_search", "noise_floor"),
+    }
+
+
+@pytest.mark.parametrize("budget", ["tiny", "paper"])
+def test_every_shipped_sweep_is_accepted_with_all_its_cells(shipped, budget):
+    found = sweep_from(shipped, read_sweep(SWEEPS / f"{shipped}.yaml") | {"budget": budget})
+    cells = found.table()
+    assert found.baseline_name in [cell.name for cell in cells]
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        config = cell.model_config()
+        for path, value in cell.overrides.items():
+            if path.startswith("model."):
+                assert getattr(config, path.removeprefix("model.")) == value
+    for claim in found.parsed_claims():
+        assert claim.contrasts(cells)
+        assert all(figure(path) is not None for path in claim.reported)
+
+
+def test_the_command_line_of_a_cell_is_accepted(shipped):
+    found = sweep_from(shipped, read_sweep(SWEEPS / f"{shipped}.yaml"))
+    cell = found.table()[-1]
+    config = load(cell.command_line(seed=2), SWEEPS.parent)
+    assert (config.seed, config.model_name, config.pretrain.steps) == (2, cell.preset, 128)
+    assert config.pretrain.context == found.context
+
+
+@pytest.mark.parametrize("name", ["hlr_cycles", "length", "melt_kv_memory"])
+def test_the_papers_budgets_are_accepted(name):
+    found = sweep_from(name, read_sweep(SWEEPS / f"{name}.yaml") | {"budget": "paper"})
+    assert load(found.table()[0].command_line(seed=0), SWEEPS.parent).pretrain.tokens >= 256_000_000
+
+
+def test_what_hydra_makes_of_a_sweep_is_the_sweep(shipped):
+    """Names and values survive OmegaConf, which is how a sweep reaches the sweeper."""
+    values = read_sweep(SWEEPS / f"{shipped}.yaml")
+    through: dict = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[assignment]
+    assert sweep_from(shipped, through) == sweep_from(shipped, values)
+
+
+def test_axes_are_crossed_and_cells_are_command_lines():
+    cells = sweep().table()
+    assert [cell.name for cell in cells] == [
+        "layers=1 heads=2",
+        "layers=1 heads=4",
+        "layers=2 heads=2",
+        "layers=2 heads=4",
+    ]
+    assert cells[1].command_line(seed=3) == [
+        "model=transformer_pp_tiny",
+        "pretrain.context=64",
+        "pretrain.tokens=4096",
+        "evaluate.contexts=[64,256]",
+        "model.layers=1",
+        "model.heads=4",
+        "seed=3",
+    ]
+
+
+def test_rows_are_crossed_with_axes_and_win_over_what_all_cells_share():
+    rows = {"full": {}, "narrow": {"model": {"width": 64}, "pretrain": {"tokens": 8192}}}
+    found = sweep(rows=rows, factors={"model": {"layers": [1, 2]}}, baseline={"row": "full", "layers": 1})
+    assert [cell.name for cell in found.table()] == [
+        "full layers=1",
+        "full layers=2",
+        "narrow layers=1",
+        "narrow layers=2",
+    ]
+    assert found.table()[2].overrides["pretrain.tokens"] == 8192
+    assert found.table()[2].overrides["model.width"] == 64
+
+
+def test_measures_follow_the_training_context():
+    assert sweep().measure("ppl/window_mean/4x") == "ppl/window_mean/256"
+    assert sweep().measure("state_bytes/0.5x/zero") == "state_bytes/32/zero"
+    assert sweep().measure("training_flops_per_token") == "training_flops_per_token"
+    assert sweep().parsed_claims()[0].measures == ("ppl/window_mean/64",)
+
+
+def test_only_runs_a_part_with_the_baseline_and_keeps_the_claims():
+    found = sweep(only={"heads": [2]})
+    assert [cell.name for cell in found.cells()] == ["layers=1 heads=2", "layers=1 heads=4", "layers=2 heads=2"]
+    assert found.parsed_claims() == sweep().parsed_claims()
+
+
+def test_replicates_are_the_same_run_once_more():
+    rows = {"reference": {}}
+    found = sweep(rows=rows, factors={}, baseline="reference", replicates=2, claims={})
+    first, again = found.table()
+    assert (first.name, again.name) == ("reference", "reference again")
+    assert (first.overrides, first.replicate, again.replicate) == (again.overrides, 0, 1)
+
+
+def test_tuning_cells_are_the_same_grid_for_every_arm():
+    budgets = copy.deepcopy(MINIMAL["budgets"])
+    budgets["tiny"]["nuisance"] = {"pretrain": {"lr": [1e-3, 3e-3], "weight_decay": [0.0, 0.1]}}
+    found = sweep(budgets=budgets)
+    for cell in found.table():
+        grid = found.tuning_cells(cell)
+        assert [(each.overrides["pretrain.lr"], each.overrides["pretrain.weight_decay"]) for each in grid] == [
+            (1e-3, 0.0),
+            (1e-3, 0.1),
+            (3e-3, 0.0),
+            (3e-3, 0.1),
+        ]
+        assert all(each.overrides.items() >= cell.overrides.items() for each in grid)
+
+
+def test_trials_of_a_search_vary_the_baseline():
+    space = {"model": {"layers": [1, 2], "heads": [2, 4]}}
+    found = sweep(
+        rows={"reference": {}},
+        factors={},
+        baseline="reference",
+        claims={},
+        verdicts=None,
+        seeds=1,
+        search={"space": space, "objectives": ["ppl/window_mean/1x"]},
+        n_trials=4,
+    )
+    trial = found.trial({"model.layers": 2, "model.heads": 4})
+    assert trial.name == "reference layers=2 heads=4"
+    assert trial.overrides["model.layers"] == 2
+
+
+def test_a_budget_may_take_over_a_shared_one(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "budgets.yaml").write_text("base: {preset: a, config: {pretrain: {context: 8, lr: 0.1}}}")
+    (tmp_path / "one.yaml").write_text("budgets: {tiny: {like: base, config: {pretrain: {lr: 0.2}}}}")
+    assert read_sweep(tmp_path / "one.yaml")["budgets"]["tiny"] == {
+        "preset": "a",
+        "config": {"pretrain": {"context": 8, "lr": 0.2}},
+    }
+    (tmp_path / "one.yaml").write_text("budgets: {tiny: {like: bass}}")
+    with pytest.raises(ConfigError, match=r"budgets.tiny.like='bass' \(did you mean 'base'\?\)"):
+        read_sweep(tmp_path / "one.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factors": {"model": {"layres": [1, 2]}}, "baseline": {"layres": 1}, "claims": {}}, "did you mean 'layers'"),
+        (
+            {"factors": {"pretrain": {"lrs": [1, 2]}}, "baseline": {"lrs": 1}, "claims": {}},
+            "unknown factor pretrain.lrs",
+        ),
+        (
+            {"factors": {"execution": {"threads": [1, 2]}}, "baseline": {"threads": 1}},
+            "'execution.threads' is not some",
+        ),
+        ({"factors": {"seed": [1, 2]}, "baseline": {"seed": 1}}, "'seed' is not something a sweep can vary"),
+        ({"factors": {"model": {"layers": 2}}, "baseline": {"layers": 2}}, "model.layers=2 must be a list"),
+        ({"factors": {"model": {"layers": [1, "two"]}}, "baseline": {"layers": 1}}, "cell 'layers=two'.*must be int"),
+        ({"baseline": {"layers": 3}}, "baseline: no cell has layers=3; the table has 1, 2"),
+        ({"baseline": {"layers": 1}}, "names 2 cells: layers=1 heads=2, layers=1 heads=4"),
+        ({"baseline": "layers=1"}, "no cell is called 'layers=1'"),
+        ({"seeds": 1}, "seeds=1 supports no verdict: at least 3 are needed, or set verdicts=null"),
+        ({"verdicts": None}, "claims need verdicts"),
+        (
+            {"claims": {"x": {"says": "x", "lower": {"cell": {"layers": 8}, "than": {"layers": 1}}}}},
+            "no cell has layers=8",
+        ),
+        (
+            {"rows": {"a": {}, "b": {"model": {"width": 128}}}, "factors": {}, "baseline": "a"},
+            "'a' and 'b' are the same",
+        ),
+        ({"rows": {"a": {"preset": "mamba"}}, "factors": {}, "baseline": "a"}, "rows.a.preset='mamba'"),
+        (
+            {"factors": {"model": {"vocab_size": [300]}, "data": {"vocab_size": [300]}}},
+            "two axes are called vocab_size",
+        ),
+        ({"budget": "papr"}, "budget='papr'"),
+        ({"measures": ["ppl/window_mean/8x"]}, r"measure 'ppl/window_mean/8x' needs a context of \[512\] tokens"),
+        ({"measures": ["ppl/window_mean/0.3x"]}, "not a whole number of tokens"),
+        ({"measures": []}, "at least one"),
+        ({"tittle": "x"}, r"tittle \(did you mean 'title'\?\)"),
+        ({"verdicts": {"alfa": 0.1}}, "verdicts.alfa.*did you mean 'alpha'"),
+        ({"only": {"layers": 5}}, "only: no cell has layers=5"),
+        ({"budgets": {"tiny": {"preset": "transformer_pp_tiny", "config": {}}}}, "must state pretrain.context"),
+        ({"search": {"space": {"model": {"heads": [3]}}, "objectives": []}}, "heads"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep(**changes)
