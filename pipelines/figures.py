@@ -1,0 +1,184 @@
+"""The report's figures: drawn once, printed as PNG, as SVG, and as SVG inside the page, where it follows its theme.
+
+Special here:
+- colours are Okabe and Ito's, told apart under every common colour blindness; lines are labelled at their ends and
+  differ in marker too;
+- the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+from scipy.optimize import isotonic_regression
+
+PALETTE = ("#0072b2", "#009e73", "#56b4e9", "#d55e00", "#cc79a7", "#e69f00", "#7f7f7f")
+DARK = ("#5ab0f0", "#2fc79b", "#8fd0f5", "#ff8a4c", "#e3a5c8", "#f2b937", "#a8a8a8")  # the same hues on a dark page
+MARKERS = "os^DvPX"
+INK, FAINT = "#1f2328", "#9aa0a6"
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One labelled curve. `kind` fixes colour and marker, so that a model looks the same in every figure."""
+
+    label: str
+    points: Mapping[int, float]
+    kind: int
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure with the words that go with it."""
+
+    name: str  # file name without suffix
+    alt: str  # what a reader who cannot see it needs to know
+    caption: str
+    figure: Figure
+
+    def png(self) -> bytes:
+        """150 dots per inch on white."""
+        return self._print("png", facecolor="white", metadata={"Software": None})
+
+    def svg(self) -> str:
+        """A document of its own, on white."""
+        return self._print("svg", facecolor="white", metadata={"Date": None, "Creator": None}).decode()
+
+    def inline(self) -> str:
+        """For an HTML page: transparent, its colours CSS variables, its ids unique in the page."""
+        text = self._print("svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
+        text = text[text.index("<svg") :]
+        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+        text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{self.name}-", text)
+        for i, colour in enumerate(PALETTE):
+            text = text.replace(colour, f"var(--line-{i})")
+        text = (
+            text.replace(INK, "var(--ink)")
+            .replace(FAINT, "var(--faint)")
+            .replace("'DejaVu Sans'", "system-ui, sans-serif")
+        )
+        return text.replace("<svg", f'<svg role="img" aria-label="{escape(self.alt)}"', 1)
+
+    def _print(self, kind: str, **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        with matplotlib.rc_context({**STYLE, "svg.hashsalt": self.name}):
+            self.figure.savefig(buffer, format=kind, dpi=150, **options)
+        return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes. A context axis is logarithmic to base 2; `log` makes the other axis logarithmic too."""
+
+    title: str
+    lines: Sequence[Line]
+    x: str
+    y: str = ""
+    log: bool = True
+    contexts: bool = True
+    mark: tuple[float, str] | None = None  # a vertical line and its label, such as the training length
+
+
+def draw(name: str, panels: Sequence[Panel], alt: str, caption: str, height: float = 3.4) -> Drawing:
+    """Panels side by side, each with its own scale."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _draw(axes, panel)
+        figure.canvas.draw()
+        figure.set_layout_engine("none")
+        for axes in figure.axes:
+            _spread(axes)
+    return Drawing(name, alt, caption, figure)
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+    axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for line in panel.lines:
+        xs, ys = list(line.points), list(line.points.values())
+        colour, marker = PALETTE[line.kind % len(PALETTE)], MARKERS[line.kind % len(MARKERS)]
+        every = max(1, len(xs) // 10)
+        axes.plot(xs, ys, color=colour, marker=marker, markevery=every, linestyle=(0, (4, 2)) if line.dashed else "-")
+        end, offset = (xs[-1], ys[-1]), {"xytext": (7, 0), "textcoords": "offset points"}
+        axes.annotate(line.label, end, **offset, color=colour, va="center", fontsize=8.5, annotation_clip=False)
+    if panel.contexts:
+        ticks = sorted({x for line in panel.lines for x in line.points}, reverse=True)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 7]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(_tokens))
+    else:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if panel.log:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 5 else MaxNLocator(6))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+    if panel.mark:
+        x, label = panel.mark
+        axes.axvline(x, color=FAINT, linewidth=1, linestyle=":")
+        axes.annotate(label, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
+                      va="top", fontsize=8, color=FAINT)  # fmt: skip
+
+
+def _spread(axes: Axes) -> None:
+    """Move the labels at the line ends apart: the least squares shift that leaves a line's height between them."""
+    labels = [t for t in axes.texts if isinstance(t, Annotation) and t.get_annotation_clip() is False]
+    height = 10.5 * axes.figure.dpi / 72
+    wanted = [(axes.transData.transform(label.xy)[1], i) for i, label in enumerate(labels)]
+    wanted.sort()
+    gaps = np.arange(len(labels)) * height
+    placed = isotonic_regression(np.array([y for y, _ in wanted]) - gaps).x + gaps
+    for (y, i), target in zip(wanted, placed, strict=True):
+        labels[i].xyann = (7, (target - y) * 72 / axes.figure.dpi)
+
+
+def _tokens(value: float, _: object = None) -> str:
+    """A number of tokens as an axis shows it: 512, 4K."""
+    return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"

@@ -1,0 +1,131 @@
+"""The report: `reports/index.html` (one file, offline), `report.md`, the figures, and the table of the terminal.
+
+    python -m pipelines.report
+
+Reads what `pretrain` and `evaluate` left in `artifacts/` and `evaluations/`; trains and measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from pipelines import accounts, controls, curves, sections
+from pipelines.figures import DARK, PALETTE, Drawing
+from pipelines.files import atomic_path, write_text
+from pipelines.results import ReportError, Result, load_results
+from pipelines.sections import Block, Section
+from pipelines.tables import Table, words
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is written, whatever it is written as."""
+
+    title: str
+    lead: list[str]
+    sections: list[Section]
+
+
+def compose(results: Sequence[Result]) -> list[Section]:
+    """Every section, in reading order."""
+    return [
+        sections.headline(results, controls.findings(results)),
+        sections.context(results),
+        controls.controls(results),
+        curves.position(results),
+        curves.training(results),
+        accounts.recall(results),
+        accounts.costs(results),
+        accounts.audit(results),
+        accounts.limits(results),
+        accounts.runs(results),
+    ]
+
+
+def run(artifacts: Path, evaluations: Path, output: Path) -> tuple[Table, Path]:
+    """Write the report; returns the table of the terminal and the path of the page.
+
+    Raises:
+        ReportError: when there is nothing to report, or what there is does not fit together.
+    """
+    results = load_results(artifacts, evaluations)
+    report = Report(accounts.title(results), accounts.lead(results), compose(results))
+    for drawing in (block for section in report.sections for block in section.blocks if isinstance(block, Drawing)):
+        with atomic_path(output / f"{drawing.name}.png") as path:
+            path.write_bytes(drawing.png())
+        write_text(output / f"{drawing.name}.svg", drawing.svg())
+    summary, page = sections.measures(results), output / "index.html"
+    write_text(output / "report.md", markdown(report))
+    write_text(output / "summary.txt", f"{summary.text()}\n{page}\n")
+    write_text(page, html(report))
+    return summary, page
+
+
+def html(report: Report) -> str:
+    """The page: no script, nothing fetched, figures inline, light or dark as the reader has it."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
+    environment.filters |= {"block": lambda block: Markup(_html(block)), "words": lambda text: Markup(words(text))}
+    return environment.get_template("report.html.j2").render(report=report, light=PALETTE, dark=DARK) + "\n"
+
+
+def markdown(report: Report) -> str:
+    """The same content as text, with the figures as PNG files beside it."""
+    parts = [f"# {report.title}", *report.lead]
+    for section in report.sections:
+        parts += [f"## {section.title}", *map(_markdown, section.blocks)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _html(block: Block) -> str:
+    if isinstance(block, Table):
+        return block.html()
+    if isinstance(block, Drawing):
+        return (
+            f'<figure class="drawing"><div class="scroll">{block.inline()}</div>'
+            f"<figcaption>{words(block.caption)}</figcaption></figure>"
+        )
+    if isinstance(block, tuple):
+        return "<ul>" + "".join(f"<li>{words(item)}</li>" for item in block) + "</ul>"
+    return f"<p>{words(block)}</p>"
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, Table):
+        return block.markdown()
+    if isinstance(block, Drawing):
+        return f"![{block.alt}]({block.name}.png)\n\n*{block.caption}*"
+    if isinstance(block, tuple):
+        return "\n".join(f"- {item}" for item in block)
+    return block
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.report", description="Write the report.")
+    parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), help="folder of trained models")
+    parser.add_argument("--evaluations", type=Path, default=Path("evaluations"), help="folder of evaluations")
+    parser.add_argument("--output", type=Path, default=Path("reports"), help="folder to write to")
+    options = parser.parse_args(arguments)
+    try:
+        summary, page = run(options.artifacts, options.evaluations, options.output)
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.strerror}: {error.filename}", file=sys.stderr)
+        return 1
+    print(f"{summary.text()}\n{page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
