@@ -1,0 +1,211 @@
+"""Stage `evaluate`: a trained model on held-out text, at every context length and under every control.
+
+    python -m pipelines.evaluate checkpoint=artifacts/mela_tiny output=evaluations/mela_tiny
+
+Reads the model folder that `pretrain` wrote and the tokens it was trained on. Writes, in `output`, `contexts.csv`
+(perplexity per control, protocol and context), `positions.csv` (perplexity by position), `documents.parquet` (losses
+per document) and, last, `metrics.json`. Every number but those under `timing` is the same in every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from filelock import FileLock, Timeout
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from models import load_model
+from models.configuration import require
+from models.language_model import CausalLM
+from models.serialization import CheckpointError
+from pipelines.config import EvaluateConfig, ExecutionConfig, PipelineConfig, StageError
+from pipelines.data import TokenData
+from pipelines.evaluation import Evaluation, HeldOut, evaluate_model
+from pipelines.files import atomic_path
+from pipelines.identity import commit
+from pipelines.measurement import decode_speed, measured_state_bytes, peak_memory_bytes, prefill_speed
+
+METRICS = "metrics.json"
+TRAINING = ("model", "seed", "fingerprint", "run_id", "data_digest", "parameters", "training_flops_per_token")
+LOGITS = {"cpu": 2**24, "cuda": 2**28}  # logits held at once while scoring
+CALL_TOKENS = {"cpu": 2**13, "cuda": 2**16}  # tokens per call of the model, at most
+
+
+def run(config: PipelineConfig) -> dict[str, Any]:
+    """Evaluate the model in `checkpoint`, write `output`, log to the training run; returns the metrics.
+
+    Raises:
+        ConfigError: when there is no such model, it was trained on other data, or no document is long enough.
+        StageError: when its files were altered, or a loss is not finite.
+    """
+    require(config.checkpoint is not None, "checkpoint: name the folder of a trained model: checkpoint=artifacts/...")
+    checkpoint = Path(str(config.checkpoint))
+    output = Path(config.output or f"evaluations/{checkpoint.name}")
+    with _only_one(output, Path(config.execution.checkpoints)):
+        return _evaluate(config, checkpoint, output)
+
+
+def _evaluate(config: PipelineConfig, checkpoint: Path, output: Path) -> dict[str, Any]:
+    started = time.monotonic()
+    torch.set_num_threads(config.execution.threads)
+    training = _training(checkpoint)
+    data = TokenData.open(config.data.directory)
+    require(
+        training["data_digest"] == data.digest,
+        f"checkpoint={checkpoint} was trained on data {training['data_digest'][:8]}, {data.directory} holds "
+        f"{data.digest[:8]}: evaluate it on the data it was trained on (data.directory=...), or train it again",
+    )
+    model = _load(checkpoint, config.execution)
+    data.require_vocab(model.config.vocab_size)
+    text = HeldOut(data.documents("held_out"), data.token_bytes)
+    device = next(model.parameters()).device.type
+    mixed = torch.autocast(device, torch.bfloat16, enabled=config.execution.precision == "bf16-mixed")
+    with mixed, _progress(training["model"]) as progress:
+        evaluation = evaluate_model(model, text, config.evaluate, _batch_tokens(data.vocab_size, device), progress)
+        prompt = text.tokens(evaluation.windows[0], config.evaluate.contexts[-1])[:-1]
+        metrics = {
+            **{key: training[key] for key in TRAINING},
+            "commit": commit().sha,
+            "training_context": config.pretrain.context,
+            **evaluation.metrics(),
+            **_costs(model, prompt, config.evaluate),
+            "timing": _speeds(model, prompt, config.evaluate),
+        }
+    metrics["timing"]["seconds"] = time.monotonic() - started
+    _write(output, training["model"], evaluation, metrics)
+    print(_summary(metrics, output))
+    return metrics
+
+
+def _training(checkpoint: Path) -> dict[str, Any]:
+    """What `pretrain` says of the model in its `metrics.json`."""
+    file = checkpoint / METRICS
+    require(
+        checkpoint.is_dir(), f"checkpoint={checkpoint} is no folder; train a model first: python -m pipelines.pretrain"
+    )
+    require(file.is_file(), f"checkpoint={checkpoint} holds no finished training: {METRICS} is missing")
+    try:
+        training = json.loads(file.read_text("utf-8"))
+        missing = [key for key in TRAINING if key not in training]
+    except (ValueError, TypeError):
+        raise StageError(f"{file} is altered or truncated: it is not JSON; train the model again") from None
+    if missing:
+        raise StageError(f"{file} lacks {', '.join(missing)}; train the model again")
+    return training
+
+
+def _load(checkpoint: Path, execution: ExecutionConfig) -> CausalLM:
+    try:
+        return load_model(checkpoint, _device(execution)).eval()
+    except CheckpointError as error:
+        raise StageError(str(error)) from None
+
+
+def _device(execution: ExecutionConfig) -> str:
+    cuda = torch.cuda.is_available()
+    require(
+        cuda or execution.accelerator != "gpu", "execution.accelerator=gpu: torch finds no GPU here; use auto or cpu"
+    )
+    return "cuda" if cuda and execution.accelerator != "cpu" else "cpu"
+
+
+def _costs(model: CausalLM, prompt: Tensor, config: EvaluateConfig) -> dict[str, Any]:
+    """Bytes by context: counted, so the same in every run."""
+    costs = {"state_bytes": _by_context(measured_state_bytes(model, prompt, config.contexts))}
+    if config.timing:
+        costs["peak_memory_bytes"] = _by_context({n: peak_memory_bytes(model, prompt[:n]) for n in config.contexts})
+    return costs
+
+
+def _speeds(model: CausalLM, prompt: Tensor, config: EvaluateConfig) -> dict[str, Any]:
+    """Tokens per second: timings, so never the same twice."""
+    if not config.timing:
+        return {}
+    return {
+        "prefill_tokens_per_second": _by_context({n: prefill_speed(model, prompt[:n]) for n in config.contexts}),
+        "decode_tokens_per_second": decode_speed(model, prompt),
+    }
+
+
+def _write(output: Path, name: str, evaluation: Evaluation, metrics: dict[str, Any]) -> None:
+    """All files, or none; `metrics.json` is taken away before the first is replaced and put back last."""
+    tables = {
+        "contexts.csv": evaluation.context_rows(),
+        "positions.csv": evaluation.position_rows(),
+        "documents.parquet": evaluation.document_rows(),
+    }
+    with ExitStack() as files:  # closes in reverse: the first file entered is the last to appear
+        text = json.dumps(metrics, indent=2, allow_nan=False) + "\n"
+        files.enter_context(atomic_path(output / METRICS)).write_text(text, "utf-8")
+        for file, rows in tables.items():
+            table = pd.DataFrame([{"model": name} | row for row in rows])
+            path = files.enter_context(atomic_path(output / file))
+            table.to_parquet(path, index=False) if file.endswith(".parquet") else table.to_csv(path, index=False)
+        (output / METRICS).unlink(missing_ok=True)
+
+
+def _summary(metrics: dict[str, Any], output: Path) -> str:
+    windows, contexts = metrics["windows"], list(metrics["bits_per_byte"])
+    first, last = contexts[0], contexts[-1]
+
+    def ends(protocol: str) -> str:
+        curve = metrics[protocol]["on"]
+        return " -> ".join(f"{curve[n]:.2f}" for n in dict.fromkeys((first, last)))
+
+    lengths = " -> ".join(f"{n:,}" for n in dict.fromkeys(map(int, (first, last))))
+    return (
+        f"evaluate: {metrics['model']} at {lengths} tokens: perplexity {ends('fixed_targets')} on the same targets, "
+        f"{ends('window_mean')} window mean; {windows['count']} windows of {windows['documents']} documents, "
+        f"controls {', '.join(metrics['fixed_targets'])}; {metrics['timing']['seconds']:.0f} s -> {output}"
+    )
+
+
+def _by_context(values: dict[int, Any]) -> dict[str, Any]:
+    return {str(context): value for context, value in values.items()}
+
+
+def _batch_tokens(vocab_size: int, device: str) -> int:
+    """Tokens per call of the model."""
+    return min(CALL_TOKENS[device], max(1, LOGITS[device] // vocab_size))
+
+
+@contextmanager
+def _only_one(output: Path, checkpoints: Path) -> Iterator[None]:
+    """Hold the lock of an output folder; `StageError` when another process has it."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:8]
+    try:
+        with FileLock(checkpoints / f"evaluate-{name}.lock", blocking=False):
+            yield
+    except Timeout:
+        raise StageError(f"another process is evaluating into {output}; wait for it or end it") from None
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar with the time left; yields what to tell how many tokens were scored, and of how many."""
+    columns = (
+        TextColumn("evaluate: {task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda scored, total: bar.update(task, advance=scored, total=total)
+
+
+if __name__ == "__main__":
+    from pipelines.command import main
+
+    main(run)
