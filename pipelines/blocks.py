@@ -3,8 +3,8 @@
 Special here:
 - blocks are cut from the documents of one split, in order, by length alone: how many processes encode them changes
   nothing;
-- a document longer than a piece is cut before a single space where it has one. No tokenizer here joins text across
-  such a space, so the ids are those of the document encoded whole;
+- a document longer than a piece is cut before a single space where it has one. Tokenizers whose entries hold no more
+  than a word, with the space before it, then give the ids of the document encoded whole;
 - the file's name holds a digest of the tokenizer and the text, so a file that exists is a block that is done.
 """
 

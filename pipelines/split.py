@@ -1,9 +1,9 @@
 """Which documents are held out: decided by their content, never by their position or by who reads them.
 
-A document is held out when its SHA-256 is at most a threshold. Equal documents therefore always fall on the same
-side, and no text of a held-out document is trained on under another name. The threshold is the k-th lowest SHA-256 of
-the first documents of the corpus (all of them, if they are at most 10,000), with k the fraction to hold out: neither
-side can be empty, and the fraction is exact for a small corpus and within a few percent of itself for a large one.
+A document is held out when its SHA-256 is at most a threshold, so equal documents always fall on the same side. In a
+corpus of at most 10,000 documents the threshold is the k-th lowest SHA-256, with k the number to hold out; in a larger
+one, that fraction of the range of SHA-256. It lies between the digests of documents that were read, so that neither
+side is ever empty.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def survey(corpus: Corpus, limit: int | None, held_out: float) -> Survey:
     complete = next(documents, None) is None
     require(bool(digests), "data.corpus is empty: no document holds any text")
     require(len(digests) > 1, "data.corpus holds one document; holding one out takes at least two")
-    distinct = sorted(set(digests))
+    distinct = sorted(set(digests))  # as bytes: big-endian numbers of 256 bits
     require(len(distinct) > 1, f"data.corpus: all {len(digests)} documents are the same; holding one out takes two")
-    wanted = sorted(digests)[max(1, round(held_out * len(digests))) - 1]
-    threshold = min(wanted, distinct[-2])
+    by_rank = sorted(digests)[max(1, round(held_out * len(digests))) - 1]
+    wanted = by_rank if complete else int(held_out * (1 << 256)).to_bytes(32, "big")
+    threshold = min(max(wanted, distinct[0]), distinct[-2])
     if not complete:
         by_source = total / fraction if fraction else None
         by_limit = total / len(digests) * limit if limit else None

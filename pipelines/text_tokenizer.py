@@ -80,7 +80,10 @@ class Tokenizer(ABC):
 
     @cached_property
     def _adds_space(self) -> bool:
-        return b"".join(self.token_bytes[i] for i in self._encode(["a"])[0]).startswith(b" ")
+        """Whether the tokenizer puts a space before every text: tried with a word it knows with one."""
+        words = (data[1:] for data in self.token_bytes if data[:1] == b" " and data[1:].isalpha())
+        ids = self._encode([next(words, b"a").decode()])[0]
+        return b"".join(self.token_bytes[token] for token in ids).startswith(b" ")
 
 
 class StreamDecoder:
