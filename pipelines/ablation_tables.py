@@ -6,10 +6,10 @@ Failed, pruned and missing runs stay in the tables. A number without an interval
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from pipelines.cells import flatten
 from pipelines.claims import Judgement, figure
 from pipelines.outcomes import Outcomes
 from pipelines.tables import MISSING, Cell, Table, count, number, percent, size, table
@@ -52,7 +52,7 @@ def effects_table(
                     percent(_known(effect.difference / baseline.mean)),
                     _p(effect.p),
                     _p(effect.adjusted_p),
-                    _value(measure, effect.detectable),
+                    _value(measure, effect.detectable, fine=True),
                 ]
             ),
             Cell(effect.text, strong=effect.verdict in ("real", "no verdict")),
@@ -96,8 +96,8 @@ def claims_table(judgements: Sequence[Judgement], rules: Rules, scale: str) -> T
             each.note
             if each.ruling == "not tested"
             else f"{each.shown} for, {each.against} against, of {each.contrasts}",
-            _p(np.nan if each.ruling == "not tested" else each.adjusted_p),
             "; ".join(_reported(path) for path in each.claim.reported) or "no figure",
+            _p(np.nan if each.ruling == "not tested" else each.adjusted_p),
         ]
         for each in judgements
     ]
@@ -105,7 +105,7 @@ def claims_table(judgements: Sequence[Judgement], rules: Rules, scale: str) -> T
         f"At this scale ({scale}). Supported: every comparison of the claim is shown; contradicted: one is shown the "
         f"other way; p after Holm's correction over the claims, alpha {rules.alpha:g}. Not shown refutes nothing."
     )
-    return table("Claims", ["claim", "here", "comparisons", "p (Holm)", "reported"], rows, caption, labels=2)
+    return table("Claims", ["claim", "here", "comparisons", "reported", "p (Holm)"], rows, caption, labels=4)
 
 
 def latex(printed: Table) -> str:
@@ -151,8 +151,8 @@ def _p(p: float) -> str:
     return MISSING if np.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
 
 
-def _value(measure: str, value: float, signed: bool = False) -> str:
-    """A number in the unit of its measure, with digits to see small effects by."""
+def _value(measure: str, value: float, fine: bool = False, signed: bool = False) -> str:
+    """A number in the unit of its measure; `fine` for differences."""
     if not np.isfinite(value):
         return MISSING
     kind = measure.split("/")[0]
@@ -162,15 +162,13 @@ def _value(measure: str, value: float, signed: bool = False) -> str:
         return sign + size(magnitude)
     if "flops" in kind or kind in ("parameters", "tokens") or "per_second" in kind:
         return sign + count(magnitude)
-    return sign + number(magnitude, 2 if kind == "ppl" and not signed else 4 if kind == "bits_per_byte" else 3)
+    return sign + number(magnitude, 2 if kind == "ppl" and not fine else 4 if kind == "bits_per_byte" else 3)
 
 
 def _difference(measure: str, effect: Effect) -> str:
     """`−0.412 [−0.530, −0.294]`; without an interval where there is none to give."""
-    mean = _value(measure, effect.difference, signed=True)
-    if not np.isfinite(effect.low) or effect.low == effect.high:
-        return mean
-    return f"{mean} [{_value(measure, effect.low, signed=True)}, {_value(measure, effect.high, signed=True)}]"
+    mean, low, high = (_value(measure, v, fine=True, signed=True) for v in (effect.difference, effect.low, effect.high))
+    return mean if not np.isfinite(effect.low) or effect.low == effect.high else f"{mean} [{low}, {high}]"
 
 
 def _both(measure: str, effect: Effect) -> str:
@@ -180,8 +178,12 @@ def _both(measure: str, effect: Effect) -> str:
 
 
 def _reported(path: str) -> str:
-    """`gap h2 minus h4: 0.06 at 1024, 0.08 at 4096`."""
-    found, name = figure(path), path.rpartition(".")[2].replace("_", " ")
+    """`gap h2 minus h4: 0.06 at 1024, 0.08 at 4096`; a level further down in brackets."""
+    return f"{path.rpartition('.')[2].replace('_', ' ')}: {_written(figure(path))}"
+
+
+def _written(found: Any) -> str:
     if isinstance(found, Mapping):
-        return f"{name}: " + ", ".join(f"{value} at {key}" for key, value in flatten(found).items())
-    return f"{name}: " + (", ".join(map(str, found)) if isinstance(found, list) else str(found))
+        nested = any(isinstance(value, Mapping) for value in found.values())
+        return ", ".join(f"{k} ({_written(v)})" if nested else f"{_written(v)} at {k}" for k, v in found.items())
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)

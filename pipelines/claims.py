@@ -37,7 +37,7 @@ class Contrast:
 
     def per_seed(self, outcomes: Outcomes) -> np.ndarray:
         """`[seeds]`; NaN where a seed lacks one of the values."""
-        rows = [weight * outcomes.values(measure)[outcomes.cells.index(cell)] for cell, measure, weight in self.terms]
+        rows = [weight * outcomes.row(cell, measure) for cell, measure, weight in self.terms]
         return np.sum(rows, axis=0)
 
 
@@ -233,10 +233,7 @@ def judge_claims(claims: Sequence[Claim], cells: Sequence[Cell], outcomes: Outco
     """
     contrasts = [claim.contrasts(cells) for claim in claims]
     notes = [_obstacle(found, outcomes, rules) for found in contrasts]
-    p = [
-        _p_values(found, outcomes, rules) if not note else np.ones((2, 1))
-        for found, note in zip(contrasts, notes, strict=True)
-    ]
+    p = _p_values([[] if note else found for found, note in zip(contrasts, notes, strict=True)], outcomes, rules)
     support = np.array([below.max() for below, _ in p])
     contradiction = np.array([min(1.0, len(above) * above.min()) for _, above in p])
     adjusted = holm(np.minimum(1.0, 2 * np.minimum(support, contradiction)))
@@ -250,11 +247,13 @@ def judge_claims(claims: Sequence[Claim], cells: Sequence[Cell], outcomes: Outco
     return judgements
 
 
-def _p_values(contrasts: Sequence[Contrast], outcomes: Outcomes, rules: Rules) -> np.ndarray:
-    """`[2, contrasts]`: one-sided p that each is negative, and that each is positive."""
-    values = np.array([contrast.per_seed(outcomes) for contrast in contrasts])
-    both = np.stack([values, -values])
-    return sequential_p(both, rules.looks, Paired.one_sided) if rules.looks else paired(both).one_sided()
+def _p_values(contrasts: Sequence[Sequence[Contrast]], outcomes: Outcomes, rules: Rules) -> list[np.ndarray]:
+    """By claim `[2, contrasts]`: one-sided p that each is negative, that each is positive; 1 where there is none."""
+    values = np.array([each.per_seed(outcomes) for found in contrasts for each in found])
+    both = np.stack([values, -values]).reshape(2, -1, len(outcomes.seeds))
+    p = sequential_p(both, rules.looks, Paired.one_sided) if rules.looks else paired(both).one_sided()
+    by_claim = np.split(p, np.cumsum([len(found) for found in contrasts])[:-1], axis=1)
+    return [each if each.size else np.ones((2, 1)) for each in by_claim]
 
 
 def _obstacle(contrasts: Sequence[Contrast], outcomes: Outcomes, rules: Rules) -> str:

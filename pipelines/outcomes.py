@@ -46,7 +46,12 @@ class Outcomes:
 
     def values(self, measure: str) -> np.ndarray:
         """`[cells, seeds]`, NaN where a run is not done or did not measure it."""
-        return np.array([[self._value(outcome, measure) for outcome in self.of(cell)] for cell in self.cells])
+        return np.array([self.row(cell, measure) for cell in self.cells])
+
+    def row(self, cell: str, measure: str) -> np.ndarray:
+        """`[seeds]`, the row of `values` that belongs to a cell."""
+        done = ((each.status == "done", each.values.get(measure, np.nan)) for each in self.of(cell))
+        return np.array([value if finished else np.nan for finished, value in done], dtype=float)
 
     def spoilt(self, cell: str) -> str:
         """Why a cell cannot be judged: `failed: 1 of 3 seeds (NaN at step 40)`; empty when it can."""
@@ -57,10 +62,6 @@ class Outcomes:
                     f" ({bad[0].reason})" if bad[0].reason else ""
                 )
         return ""
-
-    @staticmethod
-    def _value(outcome: Outcome, measure: str) -> float:
-        return float(outcome.values.get(measure, np.nan)) if outcome.status == "done" else np.nan
 
 
 def lower_is_better(measure: str) -> bool:

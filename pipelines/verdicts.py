@@ -114,6 +114,7 @@ def judge(outcomes: Outcomes, measure: str, baseline: str, rules: Rules) -> list
     values, own = outcomes.values(measure), outcomes.cells.index(baseline)
     notes = [_note(outcomes, cell, baseline) for cell in outcomes.cells]
     differences = differences_to(values, own)
+    pairs = np.isfinite(differences).sum(axis=1)
     differences[[bool(note) for note in notes]] = np.nan
     tests = paired(differences)
     p = sequential_p(differences, rules.looks) if rules.looks else tests.p
@@ -136,7 +137,7 @@ def judge(outcomes: Outcomes, measure: str, baseline: str, rules: Rules) -> list
         return Effect(
             cell=cell,
             mean=_mean(values[i]),
-            seeds=int(np.isfinite(values[i]).sum()) if cell == baseline else n,
+            seeds=int(np.isfinite(values[i]).sum() if cell == baseline else pairs[i]),
             difference=mean,
             low=float(low[i]),
             high=float(high[i]),

@@ -57,6 +57,7 @@ def test_every_cell_is_there_with_what_became_of_it(ablation):
     assert found["no_gate & more_100%"][1] == "3"
     assert found["no_gate & more_100%"][3] == "+2.017 [+1.827, +2.206]"
     assert found["no_gate & more_100%"][-1] == "real: worse"
+    assert found["unstable"][1] == "2 of 3"
     assert found["unstable"][-1] == "no verdict (failed: 1 of 3 seeds (the loss is not finite at step 40))"
     assert found["pruned"][-1] == "no verdict (pruned: 1 of 3 seeds (at step 64))"
     assert found["late"][1] == "1 of 3"
@@ -103,8 +104,15 @@ def test_claims_stand_beside_the_papers_figures():
     table_of = outcomes({"full": cell(BASE), "no gate": cell(BASE + np.array([2.0, 2.1, 1.95]))})
     found = claims_table(judge_claims(claims, cells, table_of, RULES), RULES, "mela_tiny, 262k tokens").rows
     assert [each.text for each in found[0]][:3] == ["The gate helps.", "supported", "1 for, 0 against, of 1"]
-    assert found[0][-1].text == "no gate: 17.64"
-    assert [found[1][i].text for i in (1, 2, 4)] == ["not tested", "left out of this run: no attention", "no figure"]
+    assert found[0][3].text == "no gate: 17.64"
+    assert [found[1][i].text for i in (1, 2, 3)] == ["not tested", "left out of this run: no attention", "no figure"]
+
+
+def test_reported_figures_are_readable():
+    stated = {"says": "x", "lower": {"cell": "a", "than": "b"}, "reported": ["mela.table2_hlr_cycles.by_l_cycles"]}
+    judged = judge_claims([parse_claim("x", stated, [PPL])], rows("a", "b"), outcomes({"a": cell(BASE)}), RULES)
+    text = claims_table(judged, RULES, "tiny").rows[0][3].text
+    assert text.startswith("by l cycles: 1 (21.24 at 1024, 14.96 at 4096), 2 (23.72 at 1024)")
 
 
 def test_latex_is_escaped_and_balanced(ablation):
