@@ -26,10 +26,13 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Token embedding, initialised normal with std 0.02."""
+    """Token embedding, initialised normal with std `D^-1/2` (our assumption): near the usual 0.02 at large widths.
+
+    At D = 128 and 150 steps this ended about 0.15 nats below 0.02, which leaves the first blocks to drown the tokens.
+    """
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -85,7 +85,7 @@ def test_swiglu_gates_with_silu():
 def test_initial_scales():
     torch.manual_seed(0)
     assert Linear(256, 128, scale=0.5).weight.std().item() == pytest.approx(0.5 / 16, rel=0.05)
-    assert Embedding(512, 64).weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert Embedding(512, 64).weight.std().item() == pytest.approx(1 / 8, rel=0.05)
     assert torch.equal(RMSNorm(4).weight, torch.ones(4))
 
 
