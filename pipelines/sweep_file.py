@@ -153,6 +153,8 @@ class SweepFile(Config):
             self.verdicts is None or self.seeds >= LEAST_SEEDS,
             f"seeds={self.seeds} supports no verdict: at least {LEAST_SEEDS} are needed, or set verdicts=null",
         )
+        require(bool(self.search) == bool(self.n_trials), "search and n_trials belong together: state both or neither")
+        require(not self.tune or bool(self.scale.nuisance), f"tune=true needs budgets.{self.budget}.nuisance, a grid")
         require(not self.claims or self.verdicts is not None, "claims need verdicts: set claims={} or state verdicts")
         for path, levels in [
             *flatten(self.factors).items(),

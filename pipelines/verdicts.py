@@ -26,6 +26,7 @@ from pipelines.power import detectable_effect, seeds_needed
 from pipelines.statistics import differences_to, holm, paired, sequential_p, spending
 
 LEAST_SEEDS = 3
+LOOKS = (3, 5, 8, 12, 20)  # where seeds are added step by step and nothing else is stated
 
 Verdict = Literal["baseline", "real", "not shown", "needs more seeds", "no verdict"]
 

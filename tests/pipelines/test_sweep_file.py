@@ -229,7 +229,9 @@ def test_a_budget_may_take_over_a_shared_one(tmp_path):
         ({"verdicts": {"alfa": 0.1}}, "verdicts.alfa.*did you mean 'alpha'"),
         ({"only": {"layers": 5}}, "only: no cell has layers=5"),
         ({"budgets": {"tiny": {"preset": "transformer_pp_tiny", "config": {}}}}, "must state pretrain.context"),
-        ({"search": {"space": {"model": {"heads": [3]}}, "objectives": []}}, "heads"),
+        ({"search": {"space": {"model": {"heads": [3]}}, "objectives": []}, "n_trials": 2}, "heads"),
+        ({"n_trials": 8}, "search and n_trials belong together"),
+        ({"tune": True}, "tune=true needs budgets.tiny.nuisance"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(changes, message):
