@@ -1,0 +1,1 @@
+"""Speed, measured against other implementations: `python -m benchmarks`."""

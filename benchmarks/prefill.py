@@ -1,0 +1,43 @@
+"""Reading a long prompt with Mela: the cost of a token must not grow with the context, nor must the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing import alternate, promise
+from models import build_model, preset
+from models.language_model import CausalLM, state_bytes
+
+SHORT, LONG, SLICE, REPEATS = 4096, 32768, 4096, 3
+
+
+def run(peak: float) -> dict[str, Any]:
+    """Seconds per token at both lengths, and the bytes of the state left behind."""
+    model = build_model(preset("mela_tiny")).eval()
+    tokens = torch.randint(model.config.vocab_size, (1, LONG))
+    seconds = alternate(
+        {"short": lambda: prefill(model, tokens[:, :SHORT]), "long": lambda: prefill(model, tokens)}, REPEATS
+    )
+    per_token = {"short": seconds["short"] / SHORT, "long": seconds["long"] / LONG}
+    states = [state_bytes(prefill(model, tokens[:, :length])) for length in (SHORT, LONG)]
+    flops = model.cost(LONG).total_forward_flops
+    return {
+        "what": f"Mela prefill, one sequence of {SHORT} and of {LONG} tokens in slices of {SLICE}",
+        "fraction_of_matmul_peak": {str(LONG): round(flops / per_token["long"] / peak, 3)},
+        "tokens_per_second": {str(SHORT): round(1 / per_token["short"]), str(LONG): round(1 / per_token["long"])},
+        "state_bytes": dict(zip((str(SHORT), str(LONG)), states, strict=True)),
+        "seconds per token, 32K / 4K": promise(per_token["long"] / per_token["short"], 1.1, at_least=False),
+        "state bytes, 32K / 4K": promise(states[1] / states[0], 1.0, at_least=False),
+    }
+
+
+def prefill(model: CausalLM, tokens: Tensor) -> Any:
+    """The state after `tokens [1, T]`."""
+    state = model.init_state(1)
+    with torch.inference_mode():
+        for part in tokens.split(SLICE, dim=1):
+            _, state = model.extend(part, state)
+    return state
