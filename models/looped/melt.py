@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from models.looped.exits import exit_loop
 from models.looped.gates import GateName, build_gate, gate_flops, remember
 from models.looped.looped_model import CosSin, LoopedConfig, LoopedModel, SandwichLayer, Trace, causal_mask
 
-Past = TypeVar("Past", "Rows", "Chunks")  # keys and values of earlier tokens
+Past = TypeVar("Past", bound="EarlierRows")
 KeysValues = tuple[Tensor, Tensor]  # each [B, G, rows, K]
 
 
@@ -54,16 +54,33 @@ class MeltConfig(LoopedConfig):
         require(0 <= self.ema <= 1, f"ema={self.ema} must be in [0, 1]")
 
 
+class EarlierRows(Protocol):
+    """Keys and values of the tokens before a chunk, in one layer."""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        ...
+
+    def join(self, keys: Tensor, values: Tensor, loop: int) -> KeysValues:
+        """All rows as `loop` sees them: the earlier ones, then those of the chunk, `[B, G, t, K]`."""
+        ...
+
+    def keep(self, keys: Tensor, values: Tensor) -> Self:
+        """With the final rows of the chunk."""
+        ...
+
+
 class Rows(KVCache):
     """One row per token, written in place by every loop (inference)."""
 
-    def join(self, keys: Tensor, values: Tensor) -> KeysValues:
+    def join(self, keys: Tensor, values: Tensor, loop: int) -> KeysValues:
         """The rows kept so far and `[B, G, t, K]` new ones after them, which the next `join` overwrites."""
         joined = self.append(keys, values)
         self.length -= keys.shape[2]
         return joined
 
-    def keep(self, keys: Tensor, values: Tensor) -> Rows:
+    def keep(self, keys: Tensor, values: Tensor) -> Self:
         """The rows of the last `join` are final."""
         self.length += keys.shape[2]
         return self
@@ -90,7 +107,7 @@ class Chunks(NamedTuple):
         """Tokens so far."""
         return sum(chunk.shape[2] for chunk in self.keys)
 
-    def join(self, keys: Tensor, values: Tensor) -> KeysValues:
+    def join(self, keys: Tensor, values: Tensor, loop: int) -> KeysValues:
         """All earlier rows and `[B, G, t, K]` new ones."""
         if not self.keys:
             return keys, values
@@ -132,7 +149,7 @@ class MeltLayer(SandwichLayer):
         loop: int,
         cos_sin: CosSin,
         mask: Tensor | None,
-        rows: Rows | Chunks,
+        rows: EarlierRows,
         base: KeysValues | None = None,
         weight: float = 1.0,
     ) -> Step:
@@ -150,7 +167,7 @@ class MeltLayer(SandwichLayer):
         """
         stream, memory, gate = self.update(x, memory, loop)
         own = self.keys_values(memory, cos_sin)
-        keys, values = rows.join(*own)
+        keys, values = rows.join(*own, loop)
         if base is not None:
             keys, values = base[0].to(keys.dtype).lerp(keys, weight), base[1].to(values.dtype).lerp(values, weight)
         attended = self.attend(self.queries(stream, cos_sin), keys, values, mask)
