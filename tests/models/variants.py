@@ -18,8 +18,9 @@ class Variant:
         return config_from(family(self.family).CONFIG, self.fields)
 
 
-def _transformer(**fields: Any) -> Variant:
-    return Variant("transformer", {"vocab_size": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24, **fields})
+def _transformer(length: int = 41, **fields: Any) -> Variant:
+    shape = {"vocab_size": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
+    return Variant("transformer", {**shape, **fields}, length)
 
 
 def _looplm(**fields: Any) -> Variant:
@@ -34,7 +35,7 @@ def _melt(**fields: Any) -> Variant:
 
 
 VARIANTS: dict[str, Variant] = {
-    "transformer": _transformer(),
+    "transformer": _transformer(length=70),  # more than a cache holds at first
     "transformer_grouped": _transformer(kv_heads=2),
     "transformer_tied": _transformer(tie_embeddings=True),
     "transformer_window": _transformer(window=8),
