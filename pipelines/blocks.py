@@ -21,7 +21,7 @@ import numpy as np
 from pipelines.files import atomic_path
 from pipelines.text_tokenizer import Tokenizer
 
-FORMAT = 1
+FORMAT = 1  # of a block's file
 PIECE = 1 << 18  # characters encoded in one call
 BLOCK = 1 << 20  # characters of a block, at least
 OVERHEAD = 64  # characters a piece counts more than its length: a block of tiny documents stays small too

@@ -9,7 +9,6 @@ Shapes: `B` sequences of a batch, `T` context length, `V` vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,17 +20,8 @@ import torch
 from torch import Tensor
 
 from models.configuration import require
-from pipelines.blocks import FORMAT
-from pipelines.config import StageError
-from pipelines.files import sha256_file
-from pipelines.shards import INDEX, index_digest
 from pipelines.text_tokenizer import Tokenizer, load_tokenizer
-
-AGAIN = "run python -m pipelines.tokenize again"
-
-
-class DataError(StageError):
-    """Token data that is missing, altered or truncated: names the file."""
+from pipelines.token_index import check_file, map_shard, read_index
 
 
 class TokenStream:
@@ -97,14 +87,14 @@ class TokenData:
             DataError: when there is no data, or a file is missing, altered or truncated, naming it.
         """
         directory = Path(directory)
-        index = _read_index(directory)
+        index = read_index(directory)
         if index["tokenizer"]["file"]:
-            _check(directory / index["tokenizer"]["file"], index["tokenizer"]["sha256"])
+            check_file(directory / index["tokenizer"]["file"], index["tokenizer"]["sha256"])
         streams, documents = {}, {}
         for split, part in index["splits"].items():
-            shards = [_map_shard(directory / shard["file"], shard, index["dtype"], verify) for shard in part["shards"]]
+            shards = [map_shard(directory / shard["file"], shard, index["dtype"], verify) for shard in part["shards"]]
             boundaries = directory / part["boundaries"]["file"]
-            _check(boundaries, part["boundaries"]["sha256"])
+            check_file(boundaries, part["boundaries"]["sha256"])
             streams[split] = TokenStream(shards)
             documents[split] = Documents(streams[split], np.load(boundaries, mmap_mode="r", allow_pickle=False))
         return cls(directory, index, streams, documents)
@@ -239,35 +229,3 @@ class BatchLoader:
 def _permutation(seed: int, epoch: int, windows: int) -> np.ndarray:
     """The order of an epoch's windows. A batch touches at most two epochs at a time."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
-
-
-def _read_index(directory: Path) -> dict[str, Any]:
-    file = directory / INDEX
-    try:
-        index = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"no token data in {directory}: run python -m pipelines.tokenize") from None
-    except ValueError:
-        raise DataError(f"{file} is altered or truncated: it is not JSON; {AGAIN}") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise DataError(f"{file} is not of format {FORMAT}; {AGAIN}")
-    if index.get("digest") != index_digest(index):
-        raise DataError(f"{file} is altered: its digest does not match; {AGAIN}")
-    return index
-
-
-def _check(file: Path, sha256: str) -> None:
-    if not file.is_file():
-        raise DataError(f"{file} is missing; {AGAIN}")
-    if sha256_file(file) != sha256:
-        raise DataError(f"{file} is altered or truncated: its digest does not match {INDEX}; {AGAIN}")
-
-
-def _map_shard(file: Path, shard: Mapping[str, Any], dtype: str, verify: bool) -> np.ndarray:
-    kind = np.dtype(dtype).newbyteorder("<")
-    expected = shard["tokens"] * kind.itemsize
-    if file.is_file() and (size := file.stat().st_size) != expected:
-        raise DataError(f"{file} is altered or truncated: {size:,} bytes, not {expected:,}; {AGAIN}")
-    if verify or not file.is_file():
-        _check(file, shard["sha256"])
-    return np.memmap(file, kind, mode="r")

@@ -1,16 +1,7 @@
-"""The token data on disk: shards of plain integers, and an `index.json` that vouches for every one of them.
-
-index.json               written last: a folder without it holds no data
-tokenizer.json|.model    the tokenizer's own file (none for bytes)
-train-00000.bin ...      the documents' tokens one after another, each closed by the separator
-train-documents.npy      int64 [documents, 2]: where each ends in the tokens of the split, its text in UTF-8 bytes
-held_out-...             the same for the other split
-"""
+"""Encoded blocks become the token data that `token_index` describes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -19,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.blocks import FORMAT, EncodedBlock, dtype_of
+from pipelines.blocks import EncodedBlock, dtype_of
 from pipelines.files import sha256_file, sync, write_json
 from pipelines.text_tokenizer import Tokenizer
+from pipelines.token_index import FORMAT, INDEX, index_digest
 
-INDEX = "index.json"
 PARTIAL = ".partial"
 OURS = ("train-*.bin", "train-*.npy", "held_out-*.bin", "held_out-*.npy", "tokenizer.*")
 LENGTHS = (1024, 4096, 16384, 65536)  # tokens; the index counts the documents that are at least as long
@@ -66,12 +57,6 @@ def write_tokens(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return index
-
-
-def index_digest(index: Mapping[str, Any]) -> str:
-    """SHA-256 over everything the index says, its own digest apart: the identity of the data."""
-    said = {key: value for key, value in index.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _write_split(split: str, blocks: Iterable[Path], shard_tokens: int, folder: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from models.configuration import ConfigError
 from pipelines.blocks import dtype_of
-from pipelines.data import BatchLoader, DataError, TokenData, TokenStream
+from pipelines.data import BatchLoader, TokenData, TokenStream
 from pipelines.text_tokenizer import Tokenizer
+from pipelines.token_index import DataError
 from pipelines.vocabulary import train_bpe
 from tests.pipelines.token_data import write_token_data
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from filelock import FileLock
 
 from models.configuration import ConfigError
 from pipelines import blocks, encoding, tokenize
 from pipelines.config import PipelineConfig, StageError
 from pipelines.data import TokenData
-from tests.pipelines.settings import settings
+from tests.pipelines.settings import PARAMS, settings
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = [f"Sentence {i} says that {i * i % 97} is not {i % 13}; naïve — but ünïque. " for i in range(997)]
@@ -28,7 +29,7 @@ SMALL_BLOCKS = 20_000
 SCRIPT = f"""
 import json, resource, signal, sys
 from pipelines import blocks, tokenize
-from tests.pipelines.settings import settings
+from tests.pipelines.settings import PARAMS, settings
 if __name__ == "__main__":
     blocks.BLOCK = {SMALL_BLOCKS}
     changes, largest_file = json.loads(sys.argv[1]), int(sys.argv[2])
@@ -202,6 +203,25 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, corpus:
             tokenize.run(configured(tmp_path, corpus, **data))
     assert not (tmp_path / "tokens").exists()
     assert not list((tmp_path / "checkpoints").glob("tokenize-*-*"))
+
+
+def test_the_command_line_tells_success_and_mistakes_apart(tmp_path: Path, corpus: Path) -> None:
+    params = yaml.safe_load(PARAMS.read_text("utf-8"))
+    params |= {"defaults": [{"model": "transformer_pp_tiny"}, "_self_"], "models": {"transformer_pp_tiny": {}}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    (tmp_path / "corpus.jsonl").write_bytes(corpus.read_bytes())
+
+    def stage(*overrides: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "pipelines.tokenize", "data.corpus=files", *overrides]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return done.returncode, (done.stderr or done.stdout).splitlines()[-1]
+
+    assert stage("data.paths=[nothing.txt]") == (2, "error: data.paths: 'nothing.txt' matches no file")
+    code, line = stage("data.paths=[corpus.jsonl]", "data.vocab_size=300")
+    assert code == 0
+    assert line.endswith("-> data/tokens")
+    assert TokenData.open(tmp_path / "data" / "tokens").vocab_size == 300
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
