@@ -74,7 +74,7 @@ def guarded(action: Callable[[], Any]) -> int:
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         return _report(explain(error), 2)
     except StageError as error:
-        return _report(str(error), 1)
+        return _report(str(error), error.exit_code)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _report(f"{error.strerror or error}{where}", 1)

@@ -15,6 +15,16 @@ from models.language_model import ModelConfig
 class StageError(RuntimeError):
     """A stage cannot go on (altered shard, NaN loss, full disk): one line that says what happened and what is kept."""
 
+    exit_code = 1
+
+
+class StoppedError(StageError):
+    """A signal asked the stage to stop, and it did so in good order."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
+
 
 @dataclass(frozen=True)
 class DataConfig(Config):

@@ -72,9 +72,12 @@ class MuonAdamW(torch.optim.AdamW):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
-            momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-            momentum.lerp_(parameter.grad, 1 - MUON_MOMENTUM)
-            direction = newton_schulz(parameter.grad.lerp(momentum, MUON_MOMENTUM))  # Nesterov
+            if not state:
+                state["step"] = torch.zeros(())  # AdamW looks for it in every state it loads
+                state["momentum"] = torch.zeros_like(parameter)
+            state["step"] += 1
+            state["momentum"].lerp_(parameter.grad, 1 - MUON_MOMENTUM)
+            direction = newton_schulz(parameter.grad.lerp(state["momentum"], MUON_MOMENTUM))  # Nesterov
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction.to(parameter.dtype), alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
 

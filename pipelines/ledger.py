@@ -1,0 +1,184 @@
+"""The ledger: every training is one MLflow run, in SQLite by default or on any server.
+
+Special here:
+- a resumed training goes on with its own run, and what the ledger already has is not written twice;
+- metrics are written in batches; the database is made once, under a lock, whoever comes first;
+- the status tells the truth: FINISHED, FAILED with the reason, KILLED when someone stopped it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, Experiment, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from pipelines.config import StageError, StoppedError, TrackingConfig
+
+BATCH = 1000  # metrics in one request, at most
+ACTIVE = "active"  # not deleted, in MLflow's words
+
+logging.getLogger("mlflow").setLevel(logging.WARNING)
+logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+class Run:
+    """One run of the ledger; made by `open_run` or `find_run`."""
+
+    def __init__(self, client: MlflowClient, run_id: str, uri: str) -> None:
+        self.run_id = run_id
+        self._client = client
+        self._uri = uri
+        names = client.get_run(run_id).data.metrics
+        self._logged = {(name, metric.step) for name in names for metric in client.get_metric_history(run_id, name)}
+
+    def record(self, rows: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Write metrics by step, those apart that the ledger already has for that step."""
+        now = int(time.time() * 1000)
+        new = [
+            Metric(_allowed(name), value, now, step)
+            for step, metrics in rows
+            for name, value in metrics.items()
+            if (_allowed(name), step) not in self._logged
+        ]
+        with _one_line("write to", self._uri):
+            for start in range(0, len(new), BATCH):
+                self._client.log_batch(self.run_id, metrics=new[start : start + BATCH])
+        self._logged |= {(metric.key, metric.step) for metric in new}
+
+    def artifact(self, name: str, content: Mapping[str, Any]) -> None:
+        """Keep a JSON file with the run."""
+        with _one_line("write to", self._uri):
+            self._client.log_text(self.run_id, json.dumps(content, indent=2) + "\n", _allowed(name))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """RUNNING inside the block, which ends with `finish`; KILLED or FAILED with the tag `reason` if it does not."""
+        with _one_line("write to", self._uri):
+            self._client.update_run(self.run_id, status="RUNNING")
+        try:
+            yield
+        except BaseException as error:
+            stopped = isinstance(error, (StoppedError, KeyboardInterrupt, SystemExit))
+            self._fail("KILLED" if stopped else "FAILED", f"{type(error).__name__}: {error}")
+            raise
+
+    def finish(self) -> None:
+        """FINISHED."""
+        with _one_line("write to", self._uri):
+            if "reason" in self._client.get_run(self.run_id).data.tags:  # of an earlier interruption
+                self._client.delete_tag(self.run_id, "reason")
+            self._client.set_terminated(self.run_id, "FINISHED")
+
+    def _fail(self, status: str, reason: str) -> None:
+        """Say how it ended, if the ledger can be written to: the error that ended it matters more."""
+        try:
+            self._client.set_tag(self.run_id, "reason", reason[:1000])
+            self._client.set_terminated(self.run_id, status)
+        except (MlflowException, OSError) as error:
+            print(f"the ledger does not know that the run ended: {error}", file=sys.stderr)
+
+
+def open_run(
+    tracking: TrackingConfig,
+    run_id: str | None,
+    name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+    data: Mapping[str, str],
+) -> Run:
+    """The run `run_id` if the ledger has it, else a new one.
+
+    Args:
+        name: shown in the UI.
+        tags: what the run is identified and filtered by.
+        params: flat; a new run's only, as MLflow does not let them change.
+        data: `name` and `digest` of the token data.
+    Raises:
+        StageError: when the ledger cannot be reached or written.
+    """
+    client, experiment = _connect(tracking)
+    with _one_line("open a run in", tracking.uri):
+        if run_id is None or not _has(client, run_id):
+            run_id = client.create_run(experiment.experiment_id, tags=dict(tags), run_name=_allowed(name)).info.run_id
+            client.log_batch(run_id, params=[Param(_allowed(key), str(value)) for key, value in params.items()])
+            source = json.dumps({"digest": data["digest"]})
+            dataset = Dataset(data["name"], data["digest"][:36], "tokens", source)
+            client.log_inputs(run_id, [DatasetInput(dataset, [])])
+        else:
+            client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        return Run(client, run_id, tracking.uri)
+
+
+def find_run(tracking: TrackingConfig, run_id: str) -> Run | None:
+    """An existing run, to add to it; None when the ledger has no such run."""
+    client, _ = _connect(tracking)
+    with _one_line("read", tracking.uri):
+        return Run(client, run_id, tracking.uri) if _has(client, run_id) else None
+
+
+def _connect(tracking: TrackingConfig) -> tuple[MlflowClient, Experiment]:
+    """A client and the experiment, both made when missing. Several processes may come at the same moment."""
+    database = re.fullmatch(r"sqlite:///(.+)", tracking.uri)
+    with ExitStack() as stack:
+        stack.enter_context(_one_line("open", tracking.uri))
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # MLflow's, about the libraries it uses
+        artifacts = None
+        if database is not None:
+            file = Path(database[1]).resolve()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(f"{file}.lock"))
+            artifacts = (file.parent / "mlartifacts").as_uri()
+        client = MlflowClient(tracking.uri)
+        return client, _experiment(client, tracking.experiment, artifacts)
+
+
+def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> Experiment:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            client.create_experiment(name, artifacts)
+        except MlflowException:  # on a server, another process was faster
+            if client.get_experiment_by_name(name) is None:
+                raise
+        experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    if experiment.lifecycle_stage != ACTIVE:
+        raise StageError(f"tracking.experiment={name} was deleted in the ledger: restore it or choose another name")
+    return experiment
+
+
+def _has(client: MlflowClient, run_id: str) -> bool:
+    try:
+        return client.get_run(run_id).info.lifecycle_stage == ACTIVE
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+
+
+@contextmanager
+def _one_line(what: str, uri: str) -> Iterator[None]:
+    """Errors of MLflow as a `StageError`; a password in `uri` is not shown."""
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        shown = re.sub(r"//[^/@]*@", "//***@", uri)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise StageError(f"cannot {what} the ledger {shown}: {reason}") from None
+
+
+def _allowed(name: str) -> str:
+    """A name MLflow and every file system take: letters, digits and `_-./`, nothing relative."""
+    return re.sub(r"\.{2,}", ".", re.sub(r"[^\w\-./]", "_", name, flags=re.ASCII)).strip("/.") or "_"
