@@ -1,0 +1,164 @@
+"""From a LoopLM teacher to a MELT student: what the two phases minimise, over whole sequences, chunk by chunk.
+
+Special here:
+- the frozen teacher runs chunk by chunk beside the student, with its caches, so that no more than one chunk of its
+  states is held;
+- phase 1 interpolates `KV = a * KV_melt + (1 - a) * KV_base`, where KV_base are the teacher's keys and values **of the
+  same loop**, for all tokens so far: a=0 is the teacher, a=1 is MELT. The loss is the divergence from the teacher's
+  predictions, averaged over all loops;
+- phase 2 adds `beta * ||o - sg(o_teacher)||^2` on the attended values, mean over tokens, layers and loops.
+
+Source: MELT, section 3.3 and appendix C. Our assumptions: KV_base is the teacher's, a is linear in the step, divergence
+at temperature 1, attended values before the output projection.
+
+Shapes: `B` batch, `T` tokens, `R` loops, `N` layers, `D` width, `G` key/value heads, `K` head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.configuration import require
+from models.looped import head_losses
+from models.looped.looped_model import LoopedConfig, Trace
+from models.looped.looplm import LoopLM, LoopLMState
+from models.looped.melt import Base, Chunks, KeysValues, Melt
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What one step minimises."""
+
+    weight: float = 1.0  # a: share of the student's own keys and values; 1 needs no teacher's
+    all_loops: bool = True  # divergence of every loop, else of the last
+    alignment: float = 0.0  # beta
+
+
+@dataclass
+class Distilled:
+    """The loss of one batch, its parts and the gates behind it."""
+
+    loss: Tensor
+    divergence: list[Tensor]  # in nats per token: of every loop, or of the last alone
+    alignment: Tensor  # 0 where it was not asked for
+    gates: list[Trace]  # chunk by chunk
+
+
+def require_pair(student: LoopedConfig, teacher: LoopedConfig, same_loops: bool) -> None:
+    """`ConfigError` unless the student can start from the teacher.
+
+    Args:
+        same_loops: whether loops are compared one by one: interpolation, divergence of all loops, alignment.
+    """
+    for name in ("vocab_size", "width", "layers", "heads", "hidden", "rope_theta", "norm_eps"):
+        ours, theirs = getattr(student, name), getattr(teacher, name)
+        require(ours == theirs, f"model.{name}={ours} does not match the teacher's {name}={theirs}")
+    require(
+        teacher.groups % student.groups == 0,
+        f"model.kv_heads={student.groups} must divide the teacher's {teacher.groups} key/value heads",
+    )
+    require(
+        not same_loops or student.loops == teacher.loops,
+        f"model.loops={student.loops} does not match the teacher's loops={teacher.loops}, which interpolation, "
+        "the divergence of all loops and alignment compare one by one",
+    )
+
+
+@torch.no_grad()
+def start_from(student: Melt, teacher: LoopLM) -> None:
+    """Copy the teacher's weights into the student; its memory gates keep their own.
+
+    Where the student has fewer key/value heads, each takes the mean of a group of the teacher's (as GQA does).
+    """
+    ours = student.state_dict()
+    for name, weight in teacher.state_dict().items():
+        if name in ours:  # a student of one loop has no exit gate
+            if name.endswith(("k_proj.weight", "v_proj.weight")):
+                heads = weight.unflatten(0, (teacher.config.groups, -1))[None]
+                weight = pool_heads(heads, student.config.groups)[0].flatten(0, 1)
+            ours[name].copy_(weight)
+
+
+def pool_heads(x: Tensor, groups: int) -> Tensor:
+    """`[B, G, ..., K] -> [B, groups, ..., K]`: the mean of each group of G / groups neighbouring heads."""
+    return x if x.shape[1] == groups else x.unflatten(1, (groups, -1)).mean(2)
+
+
+def interpolation_weight(step: int, steps: int) -> float:
+    """a at `step` of `steps` in phase 1: 0 at the first, 1 at the last."""
+    return 1.0 if steps == 1 else step / (steps - 1)
+
+
+def base_rows(state: LoopLMState, groups: int) -> list[list[KeysValues]]:
+    """The teacher's keys and values by loop and layer, for all tokens so far, in the student's number of heads."""
+    return [
+        [(pool_heads(keys, groups), pool_heads(values, groups)) for keys, values in (cache.tensors() for cache in loop)]
+        for loop in state.caches
+    ]
+
+
+def alignment(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """`||o - sg(o_teacher)||^2`, the sum over features, mean over tokens, layers and loops; each `[B, T, D]`."""
+    pairs = zip(student, teacher, strict=True)
+    return torch.stack([(ours - theirs.detach()).square().sum(-1).mean() for ours, theirs in pairs]).mean()
+
+
+def distill(student: Melt, teacher: LoopLM, tokens: Tensor, objective: Objective) -> Distilled:
+    """Loss of `tokens [B, T]` under one objective; gradients reach the student alone."""
+    rows, state = [Chunks()] * student.config.layers, teacher.init_state(len(tokens))
+    divergences, alignments, traces = [], [], []
+    for chunk in student.chunks(tokens):
+        share = chunk.shape[1] / tokens.shape[1]
+        trace, teacher_trace = Trace(), Trace()
+        with torch.no_grad():
+            teacher_states = teacher.extend_states(chunk, state, teacher_trace)
+        base = Base(base_rows(state, student.config.groups), objective.weight) if objective.weight < 1 else None
+        states = student.run_chunk(chunk, rows, base, trace)
+        compared = slice(None) if objective.all_loops else slice(-1, None)
+        divergences.append(
+            share
+            * torch.stack(
+                [
+                    head_losses.distillation(
+                        ours.flatten(0, 1), student.head.weight, theirs.flatten(0, 1), teacher.head.weight
+                    )
+                    for ours, theirs in zip(states[compared], teacher_states[compared], strict=True)
+                ]
+            )
+        )
+        if objective.alignment > 0:
+            alignments.append(share * alignment(trace.attended, teacher_trace.attended))
+        traces.append(Trace(gates=[gate.detach() for gate in trace.gates]))
+    divergence = torch.stack(divergences).sum(0)
+    apart = torch.stack(alignments).sum() if alignments else divergence.new_zeros(())
+    loss = divergence.mean() + objective.alignment * apart
+    return Distilled(loss, list(divergence.detach()), apart.detach(), traces)
+
+
+def gate_statistics(traces: Sequence[Trace], layers: int) -> dict[str, float]:
+    """Mean and standard deviation of z by loop (from the second) and layer, named `gate/loop_2/layer_1/mean`."""
+    statistics = {}
+    for index, gates in enumerate(zip(*(trace.gates for trace in traces), strict=True)):
+        loop, layer = divmod(index, layers)
+        values = torch.cat([gate.float().flatten() for gate in gates])
+        name = f"gate/loop_{loop + 2}/layer_{layer + 1}"
+        statistics |= {f"{name}/mean": values.mean().item(), f"{name}/std": values.std(correction=0).item()}
+    return statistics
+
+
+@torch.no_grad()
+def gate_histograms(model: Melt, tokens: Tensor, bins: int) -> Tensor:
+    """Share of the gate values of `tokens [B, T]` in `bins` equal parts of [0, 1], `[R - 1, N, bins]`."""
+    config = model.config
+    counts = torch.zeros((config.loops - 1) * config.layers, bins, dtype=torch.float64)
+    rows = [Chunks()] * config.layers
+    for chunk in model.chunks(tokens):
+        trace = Trace()
+        model.run_chunk(chunk, rows, trace=trace)
+        for index, gate in enumerate(trace.gates):
+            counts[index] += torch.histc(gate.float(), bins, 0, 1).cpu()
+    return (counts / counts.sum(-1, keepdim=True)).unflatten(0, (config.loops - 1, config.layers))
