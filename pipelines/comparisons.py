@@ -59,12 +59,11 @@ def change(arm: Result, base: Result, context: int, control: str = "on") -> Chan
     """Perplexity of `arm` under `control` against `base` in normal operation, on the same targets, by document."""
     after = arm.document_losses("fixed_targets", control, context)
     before = base.document_losses("fixed_targets", "on", context)
-    pairs = after.join(before, lsuffix="_after", rsuffix="_before", how="inner")
-    assert len(pairs) == len(after) == len(before), "the same data has the same documents"
+    assert after.index.equals(before.index), "the same data has the same documents"
     value = arm.perplexity("fixed_targets", control)[context] / base.perplexity("fixed_targets")[context] - 1
-    if len(pairs) < 2:
+    if len(after) < 2:
         return Change(value, None)
-    log = paired_interval(pairs["loss_after"] - pairs["loss_before"], pairs["tokens_after"])
+    log = paired_interval(after.loss - before.loss, after.tokens)
     return Change(value, Interval(value, math.expm1(log.low), math.expm1(log.high), log.n))
 
 

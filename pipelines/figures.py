@@ -1,8 +1,8 @@
 """The report's figures: drawn once, printed as PNG, as SVG, and as SVG inside the page, where it follows its theme.
 
 Special here:
-- colours are Okabe and Ito's, told apart under every common colour blindness; lines are labelled at their ends and
-  differ in marker too;
+- colours follow Okabe and Ito's, told apart under the common colour blindnesses; lines differ in marker, too, and are
+  labelled at their ends;
 - the same results give the same bytes.
 """
 
@@ -32,16 +32,18 @@ from matplotlib.ticker import (
 )
 from scipy.optimize import isotonic_regression
 
-PALETTE = ("#0072b2", "#009e73", "#56b4e9", "#d55e00", "#cc79a7", "#e69f00", "#7f7f7f")
-DARK = ("#5ab0f0", "#2fc79b", "#8fd0f5", "#ff8a4c", "#e3a5c8", "#f2b937", "#a8a8a8")  # the same hues on a dark page
+PALETTE = ("#0063a0", "#009e73", "#c66a9c", "#d55e00", "#45a0da", "#c98a00", "#6a6a6a")
+DARK = ("#4a90d9", "#2fc79b", "#e08cc4", "#ff7f3f", "#a5dcff", "#f5c542", "#9a9a9a")  # the same hues on a dark page
 MARKERS = "os^DvPX"
 INK, FAINT = "#1f2328", "#9aa0a6"
+LABEL = 16  # points between the end of a line and its label
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.titlepad": 17,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": FAINT,
@@ -143,8 +145,23 @@ def _draw(axes: Axes, panel: Panel) -> None:
         colour, marker = PALETTE[line.kind % len(PALETTE)], MARKERS[line.kind % len(MARKERS)]
         every = max(1, len(xs) // 10)
         axes.plot(xs, ys, color=colour, marker=marker, markevery=every, linestyle=(0, (4, 2)) if line.dashed else "-")
-        end, offset = (xs[-1], ys[-1]), {"xytext": (7, 0), "textcoords": "offset points"}
-        axes.annotate(line.label, end, **offset, color=colour, va="center", fontsize=8.5, annotation_clip=False)
+        axes.annotate(
+            line.label,
+            (xs[-1], ys[-1]),
+            xytext=(LABEL, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 1,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
     if panel.contexts:
         ticks = sorted({x for line in panel.lines for x in line.points}, reverse=True)
         axes.set_xscale("log", base=2)
@@ -163,8 +180,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.mark:
         x, label = panel.mark
         axes.axvline(x, color=FAINT, linewidth=1, linestyle=":")
-        axes.annotate(label, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
-                      va="top", fontsize=8, color=FAINT)  # fmt: skip
+        place = {"xycoords": ("data", "axes fraction"), "xytext": (0, 3), "textcoords": "offset points"}
+        axes.annotate(label, (x, 1), **place, ha="left", va="bottom", fontsize=8, color=FAINT)
 
 
 def _spread(axes: Axes) -> None:
@@ -176,7 +193,7 @@ def _spread(axes: Axes) -> None:
     gaps = np.arange(len(labels)) * height
     placed = isotonic_regression(np.array([y for y, _ in wanted]) - gaps).x + gaps
     for (y, i), target in zip(wanted, placed, strict=True):
-        labels[i].xyann = (7, (target - y) * 72 / axes.figure.dpi)
+        labels[i].xyann = (LABEL, (target - y) * 72 / axes.figure.dpi)
 
 
 def _tokens(value: float, _: object = None) -> str:

@@ -1,0 +1,117 @@
+"""What `pretrain` and `evaluate` leave behind, made up: the folders a report is written from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+CONTEXTS = (512, 1024, 2048, 4096)
+DOCUMENTS = 6
+PROTOCOLS = ("window_mean", "fixed_targets")
+MODELS: dict[str, dict[str, Any]] = {  # name -> family, config, perplexity at the shortest and the longest context
+    "transformer_pp_tiny": {"family": "transformer", "config": {}, "ends": (60.7, 73.3)},
+    "transformer_pp_tiny_chunk": {"family": "transformer", "config": {"chunk": 64}, "ends": (50.4, 50.4)},
+    "transformer_pp_tiny_window": {"family": "transformer", "config": {"window": 64}, "ends": (49.8, 49.7)},
+    "mela_tiny": {"family": "mela", "config": {}, "ends": (52.4, 52.3)},
+}
+CONTROLS = {"on": 1.0, "zero": 1.012, "reset": 1.004, "shuffle": 1.02}  # control -> factor on the perplexity
+
+
+def write_model(root: Path, name: str, seed: int = 0, data: str = "d" * 64, **training: Any) -> None:
+    """`artifacts/<name>` and `evaluations/<name>` under `root`; `training` replaces fields of its metrics."""
+    model = MODELS[name]
+    metrics = {
+        "model": name,
+        "family": model["family"],
+        "seed": seed,
+        "fingerprint": f"{name:f<64}",
+        "run_id": f"{name:r<32}",
+        "commit": "c" * 40,
+        "dirty": False,
+        "data_digest": data,
+        "code_digest": "e" * 64,
+        "parameters": 1_050_000 + 1_000 * len(name),
+        "steps": 128,
+        "tokens": 1_048_576,
+        "train_loss": 4.1,
+        "validation_loss": 4.2,
+        "tokens_per_second": 5000.0,
+        "training_flops_per_token": 6.5e6,
+        "seconds": 200.0,
+    } | training
+    _json(root / "artifacts" / name / "metrics.json", metrics)
+    _json(root / "artifacts" / name / "config.json", {"family": model["family"], "config": model["config"]})
+    _loss(model["ends"][0]).to_csv(root / "artifacts" / name / "loss.csv", index=False)
+    write_evaluation(root / "evaluations" / name, name, metrics)
+
+
+def write_evaluation(folder: Path, name: str, training: dict[str, Any]) -> None:
+    """What `evaluate` writes for a model whose `metrics.json` is `training`."""
+    first, last = MODELS[name]["ends"]
+    controls = CONTROLS if name == "mela_tiny" else {"on": 1.0}
+    curve = np.geomspace(first, last, len(CONTEXTS))
+    perplexity = {
+        control: {str(n): factor * p for n, p in zip(CONTEXTS, curve, strict=True)}
+        for control, factor in controls.items()
+    }
+    metrics = {
+        **{key: training[key] for key in ("model", "seed", "fingerprint", "run_id", "data_digest", "commit")},
+        "training_context": 512,
+        "window_mean": {c: {n: 1.1 * p for n, p in by_n.items()} for c, by_n in perplexity.items()},
+        "fixed_targets": perplexity,
+        "bits_per_byte": {n: math.log2(p) / 4 for n, p in perplexity["on"].items()},
+        "windows": {"count": 8, "documents": DOCUMENTS, "tokens": 8 * 4096, "score_tokens": 8 * 256},
+        "state_bytes": {str(n): 4096 * n for n in CONTEXTS},
+        "peak_memory_bytes": {str(n): 2**23 + 8192 * n for n in CONTEXTS},
+        "timing": {
+            "prefill_tokens_per_second": {str(n): 9000.0 - n for n in CONTEXTS},
+            "decode_tokens_per_second": 310.0,
+            "seconds": 60.0,
+        },
+    }
+    _json(folder / "metrics.json", metrics)
+    _documents(perplexity).to_parquet(folder / "documents.parquet", index=False)
+    _positions(name, perplexity["on"]["4096"]).to_csv(folder / "positions.csv", index=False)
+
+
+def _documents(perplexity: dict[str, dict[str, float]]) -> pd.DataFrame:
+    """Losses that differ between documents, and whose mean over documents is the perplexity."""
+    spread = np.linspace(-0.3, 0.3, DOCUMENTS)
+    rows = [
+        (d, int(n), protocol, control, 256, 256 * (math.log(p) + (spread if control == "on" else spread**3)[d]))
+        for protocol in PROTOCOLS
+        for control, by_n in perplexity.items()
+        for n, p in by_n.items()
+        for d in range(DOCUMENTS)
+    ]
+    return pd.DataFrame(rows, columns=pd.Index(["document", "context", "protocol", "control", "tokens", "loss_sum"]))
+
+
+def _positions(name: str, last: float) -> pd.DataFrame:
+    edges = [0, *(2**k for k in range(13))]
+    rows = [("position", a, b, last * (1 + 2 / b)) for a, b in itertools.pairwise(edges)]
+    if name != "transformer_pp_tiny":
+        rows += [("stream", a, b, last * (1 + 2 / b)) for a, b in zip(edges, [*edges[1:], 2**13], strict=False)]
+    if "chunk" in name or name == "mela_tiny":
+        rows += [("chunk", a, a + 4, last * (1.3 - a / 200)) for a in range(0, 64, 4)]
+    table = pd.DataFrame(rows, columns=pd.Index(["kind", "start", "end", "perplexity"]))
+    return table.assign(model=name, control="on", context=4096, tokens=100)
+
+
+def _loss(perplexity: float) -> pd.DataFrame:
+    steps = np.arange(4, 129, 4)
+    loss = math.log(perplexity) + 3 * np.exp(-steps / 20)
+    table = pd.DataFrame({"step": steps, "tokens": steps * 8192, "train_loss": loss, "validation_loss": loss + 0.1})
+    table.loc[table.step % 64 != 0, "validation_loss"] = np.nan
+    return table
+
+
+def _json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
