@@ -2,7 +2,8 @@
 
 Special here:
 - the weights are scored under every evaluation-time control on the same windows, so that what the memory does can be
-  told, document by document, from what local attention does;
+  told, document by document, from what local attention does. To halve their cost, the controls have `window_mean` at
+  the longest context only: `fixed_targets` need just the piece that ends the window;
 - a model whose state stays small is also streamed through one whole document, far beyond the longest window.
 
 Shapes: `R` windows, `N` targets per window, `n` context length.
@@ -10,7 +11,7 @@ Shapes: `R` windows, `N` targets per window, `n` context length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,28 +73,26 @@ class Evaluation:
 
     windows: Sequence[Window]
     byte_counts: Tensor  # [R, N] UTF-8 bytes of each target
-    losses: dict[str, dict[int, Tensor]]  # control -> n -> [R, N] nats
+    losses: dict[str, dict[int, Tensor]]  # control -> n -> [R, N] nats; [R, n] where only the last piece was scored
     streamed: Tensor | None  # [1, T] nats: one document in one stream; none for a state that grows with the context
     score_tokens: int
     chunk: int | None  # tokens per text chunk, for a model that has them
 
-    def summary(self, protocol: str, control: str, context: int) -> Summary:
-        """Loss and bytes over the targets of a protocol."""
-        losses, byte_counts = self.losses[control][context], self.byte_counts
-        return summarise(select(protocol, losses, self.score_tokens), select(protocol, byte_counts, self.score_tokens))
+    def selections(self) -> Iterator[tuple[str, str, int, Tensor]]:
+        """Control, protocol, context, and the losses `[R, t]` of the targets which that protocol averages over."""
+        for control, by_context in self.losses.items():
+            for protocol in PROTOCOLS:
+                for n, losses in by_context.items():
+                    if protocol == "fixed_targets" or losses.shape == self.byte_counts.shape:
+                        yield control, protocol, n, select(protocol, losses, self.score_tokens)
 
     def metrics(self) -> dict[str, Any]:
         """The perplexities and bits per byte of `metrics.json`; bits per byte over every target (`window_mean`)."""
-        values: dict[str, Any] = {
-            protocol: {
-                control: {str(n): self.summary(protocol, control, n).perplexity for n in by_context}
-                for control, by_context in self.losses.items()
-            }
-            for protocol in PROTOCOLS
-        }
-        values["bits_per_byte"] = {
-            str(n): self.summary("window_mean", "on", n).bits_per_byte for n in self.losses["on"]
-        }
+        values: dict[str, Any] = {protocol: {control: {} for control in self.losses} for protocol in PROTOCOLS}
+        for control, protocol, n, losses in self.selections():
+            values[protocol][control][str(n)] = summarise(losses).perplexity
+        on = self.losses["on"].items()
+        values["bits_per_byte"] = {str(n): summarise(losses, self.byte_counts).bits_per_byte for n, losses in on}
         if self.streamed is not None:
             values["streaming"] = {"tokens": self.streamed.numel(), "perplexity": summarise(self.streamed).perplexity}
         values["windows"] = {
@@ -107,15 +106,8 @@ class Evaluation:
     def context_rows(self) -> list[Row]:
         """A perplexity per control, protocol and context."""
         return [
-            {
-                "control": control,
-                "protocol": protocol,
-                "context": n,
-                "perplexity": self.summary(protocol, control, n).perplexity,
-            }
-            for control, by_context in self.losses.items()
-            for protocol in PROTOCOLS
-            for n in by_context
+            {"control": control, "protocol": protocol, "context": n, "perplexity": summarise(losses).perplexity}
+            for control, protocol, n, losses in self.selections()
         ]
 
     def document_rows(self) -> list[Row]:
@@ -129,10 +121,8 @@ class Evaluation:
                 "tokens": part.tokens,
                 "loss_sum": part.loss_sum,
             }
-            for control, by_context in self.losses.items()
-            for protocol in PROTOCOLS
-            for n, losses in by_context.items()
-            for document, part in by_document(select(protocol, losses, self.score_tokens), self.windows).items()
+            for control, protocol, n, losses in self.selections()
+            for document, part in by_document(losses, self.windows).items()
         ]
 
     def position_rows(self) -> list[Row]:
@@ -177,17 +167,20 @@ def evaluate_model(
     )
     tokens = torch.stack([text.tokens(window, longest) for window in windows])
     stream = text.longest(STREAMED * longest) if _keeps_small(model, longest) else None
-    total = len(controls) * len(config.contexts) * len(windows) * longest + (
-        0 if stream is None else stream.numel() - 1
-    )
+    pieces = {  # (control, n) -> [R, _ + 1]
+        (control, n): tokens if control == "on" else tokens[:, -(n + 1) :]
+        for control in controls
+        for n in config.contexts
+    }
+    total = sum(part[:, 1:].numel() for part in (*pieces.values(), *([] if stream is None else [stream])))
 
     def advance(scored: int) -> None:
         progress(scored, total)
 
-    losses: dict[str, dict[int, Tensor]] = {}
-    for control in controls:
+    losses: dict[str, dict[int, Tensor]] = {control: {} for control in controls}
+    for (control, n), part in pieces.items():
         with controlled(model, control):
-            losses[control] = {n: score(model, tokens, n, batch_tokens, advance) for n in config.contexts}
+            losses[control][n] = score(model, part, n, batch_tokens, advance)
     with controlled(model, "on"):
         streamed = None if stream is None else score(model, stream, stream.numel() - 1, batch_tokens, advance)
     return Evaluation(

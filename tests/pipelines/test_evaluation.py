@@ -65,6 +65,7 @@ def test_metrics_are_perplexities_by_control_and_context(evaluation: Evaluation)
     metrics = evaluation.metrics()
     assert list(metrics["window_mean"]) == ["on", "shuffle"]
     assert list(metrics["fixed_targets"]["on"]) == ["8", "16", "32"]
+    assert list(metrics["window_mean"]["on"]) == ["8", "16", "32"]
     losses = evaluation.losses["on"][16].double()
     assert metrics["window_mean"]["on"]["16"] == pytest.approx(losses.mean().exp().item())
     assert metrics["fixed_targets"]["on"]["16"] == pytest.approx(losses[:, -4:].mean().exp().item())
@@ -80,7 +81,7 @@ def test_bits_per_byte_divide_by_the_bytes_of_the_scored_text() -> None:
 
 def test_documents_and_contexts_add_up_to_the_metrics(evaluation: Evaluation) -> None:
     metrics, documents = evaluation.metrics(), evaluation.document_rows()
-    assert len(documents) == 3 * 3 * 2 * 2  # documents, contexts, protocols, controls
+    assert len(documents) == 3 * (3 + 3 + 3 + 1)  # documents x contexts of each control and protocol
     for row in evaluation.context_rows():
         key = {name: row[name] for name in ("control", "protocol", "context")}
         parts = [part for part in documents if key.items() <= part.items()]
@@ -141,6 +142,15 @@ def test_every_control_is_evaluated_on_request_only() -> None:
     evaluate_model(model, TEXT, config_of(), 64)
     assert {control for _, control, _ in model.calls} == {"on", "shuffle"}
     assert model.control == "on"
+
+
+def test_controls_are_scored_where_the_fixed_targets_need_it(evaluation: Evaluation) -> None:
+    """The toy ignores its control, so the losses of the last pieces must be those of normal operation."""
+    metrics = evaluation.metrics()
+    assert metrics["fixed_targets"]["shuffle"] == metrics["fixed_targets"]["on"]
+    assert metrics["window_mean"]["shuffle"] == {"32": metrics["window_mean"]["on"]["32"]}
+    for context in (8, 16, 32):
+        assert torch.equal(evaluation.losses["shuffle"][context], evaluation.losses["on"][context][:, -context:])
 
 
 def test_shuffle_with_one_window_and_short_documents_are_refused_before_scoring() -> None:
