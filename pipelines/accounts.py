@@ -15,13 +15,12 @@ from pipelines.results import Result, short
 from pipelines.sections import Section, source
 from pipelines.tables import Cell, Table, count, percent, size, table
 
-FAMILIES = {"transformer": "Transformer++", "mela": "Mela", "titans": "Titans", "looplm": "LoopLM", "melt": "MELT"}
 PARAMETER_GAP = 0.01  # arms are of equal size within this fraction
 
 
 def title(results: Sequence[Result]) -> str:
     """The families compared: `Transformer++ and Mela, side by side`."""
-    names = list(dict.fromkeys(FAMILIES[result.training["family"]] for result in results))
+    names = list(dict.fromkeys(result.family for result in results))
     return f"{', '.join(names[:-1])} and {names[-1]}, side by side" if len(names) > 1 else f"{names[0]}, by itself"
 
 
@@ -99,9 +98,9 @@ SAME: dict[str, Callable[[Result], str]] = {
 def audit(results: Sequence[Result]) -> Section:
     """What must be equal for the comparison to be fair, and what is not."""
     rows = [_compared(what, [(r, value(r)) for r in results]) for what, value in SAME.items()]
-    for name in sorted({result.training["family"] for result in results}):
-        members = [(r, short(r.training["code_digest"])) for r in results if r.training["family"] == name]
-        rows.append(_compared(f"code of {FAMILIES[name]}", members))
+    for name in sorted({result.family for result in results}):
+        members = [(r, short(r.training["code_digest"])) for r in results if r.family == name]
+        rows.append(_compared(f"code of {name}", members))
     unequal = [str(what) for what, _, equal in rows if equal != "yes"]
     sentence = (
         f"Not equal, so read differences with care: {'; '.join(unequal)}."

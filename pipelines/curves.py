@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.figures import Line, Panel, draw
-from pipelines.results import Result
+from pipelines.results import BUCKET, Result
 from pipelines.sections import Section, labels, source
 from pipelines.tables import number
 
@@ -26,8 +26,12 @@ def position(results: Sequence[Result]) -> Section:
         mark = (trained, "training length") if kind != "chunk" else None
         if lines:
             panels.append(Panel(title, lines, x, "" if panels else "perplexity", contexts=kind != "chunk", mark=mark))
+    if not panels:
+        nothing = f"Fewer than {BUCKET} tokens were scored at any position: raise `evaluate.windows`."
+        return Section("position", "Perplexity by position", (nothing,))
     caption = (
-        "Perplexity of the tokens in each bucket of positions, drawn at its last position. "
+        "Perplexity of the tokens in each bucket of positions, drawn at its last position; "
+        f"buckets of fewer than {BUCKET} tokens are left out. "
         "A memory should make the first tokens of a chunk easier; a model that does not extrapolate rises to the right "
         "of the training length. Only models whose state stays small are streamed through a whole document. "
         + source(results)

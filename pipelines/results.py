@@ -15,7 +15,10 @@ from typing import Any, Literal
 import pandas as pd
 
 Protocol = Literal["fixed_targets", "window_mean"]
+FAMILIES = {"transformer": "Transformer++", "mela": "Mela", "looplm": "LoopLM", "melt": "MELT"}
+NAMES = {"transformer_pp": "Transformer++", **FAMILIES, "ouro": "Ouro"}  # how presets begin
 BASELINE = "transformer"  # the family others are compared with, as long as its attention is full
+BUCKET = 128  # scored tokens below which a perplexity by position is noise
 
 
 class ReportError(ValueError):
@@ -37,8 +40,15 @@ class Result:
     @property
     def label(self) -> str:
         """The name as a person writes it: `transformer_pp_tiny_chunk` -> `Transformer++ tiny chunk`."""
-        words = self.name.replace("transformer_pp", "transformer++").replace("_", " ")
-        return words[0].upper() + words[1:]
+        for prefix, family in NAMES.items():
+            if self.name.startswith(prefix):
+                return f"{family}{self.name.removeprefix(prefix)}".replace("_", " ")
+        return self.name.replace("_", " ")
+
+    @property
+    def family(self) -> str:
+        """Its family as a person writes it."""
+        return FAMILIES[self.training["family"]]
 
     @property
     def local(self) -> bool:
@@ -82,12 +92,13 @@ class Result:
         )
 
     def position_curve(self, kind: str, control: str = "on") -> dict[int, float]:
-        """Perplexity by tokens read so far: the last position of each bucket, counted from 1.
+        """Perplexity by tokens read so far: the last position of each bucket of enough tokens, counted from 1.
 
         `kind` is `position` (in a piece of the longest context), `chunk` (in a text chunk; empty for a model without
         chunks) or `stream` (in one long document).
         """
-        rows = self.positions[(self.positions.kind == kind) & (self.positions.control == control)]
+        table = self.positions
+        rows = table[(table.kind == kind) & (table.control == control) & (table.tokens >= BUCKET)]
         return dict(zip(rows.end.tolist(), rows.perplexity.tolist(), strict=True))
 
     @property

@@ -101,7 +101,7 @@ def _positions(name: str, last: float) -> pd.DataFrame:
     if "chunk" in name or name == "mela_tiny":
         rows += [("chunk", a, a + 4, last * (1.3 - a / 200)) for a in range(0, 64, 4)]
     table = pd.DataFrame(rows, columns=pd.Index(["kind", "start", "end", "perplexity"]))
-    return table.assign(model=name, control="on", context=4096, tokens=100)
+    return table.assign(model=name, control="on", context=4096, tokens=256)
 
 
 def _loss(perplexity: float) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from pipelines import accounts, controls, report, sections
+from pipelines import accounts, controls, curves, report, sections
 from pipelines.comparisons import change, paired_interval, verdict
 from pipelines.figures import Drawing
 from pipelines.reported import length_curves
@@ -119,10 +119,10 @@ def test_ours_and_the_papers_numbers_never_share_axes(results):
 
 
 def test_the_papers_figures_are_theirs():
-    curves = {(curve.model, curve.size): curve.perplexity for curve in length_curves()}
-    assert curves["mela", "400m"] == {1024: 12.53, 4096: 12.01, 8192: 12.64, 16384: 14.43, 32768: 14.50}
-    assert curves["transformer_pp", "1b2"][32768] == 597.37
-    assert len(curves) == 6
+    found = {(curve.model, curve.size): curve.perplexity for curve in length_curves()}
+    assert found["mela", "400m"] == {1024: 12.53, 4096: 12.01, 8192: 12.64, 16384: 14.43, 32768: 14.50}
+    assert found["transformer_pp", "1b2"][32768] == 597.37
+    assert len(found) == 6
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,11 @@ def test_no_verdict_below_three_seeds(results):
     seeds = [replace(r, training=r.training | {"seed": seed}) for seed in range(3) for r in results]
     assert verdict(results[-1], seeds[:8]) == "not shown (2 seeds)"
     assert "3 seeds" in verdict(results[-1], seeds)
+
+
+def test_positions_with_too_few_tokens_are_not_drawn(results):
+    few = [replace(result, positions=result.positions.assign(tokens=127)) for result in results]
+    assert "raise `evaluate.windows`" in _text(curves.position(few))
 
 
 def test_nothing_is_compared_without_a_baseline(results):
