@@ -1,7 +1,7 @@
 """The folder of one training cell: what is needed to go on after any interruption, and the result when it is finished.
 
     checkpoints/<first 16 of the fingerprint>/
-      cell.json             the fingerprint, the ledger run, and the files below with their digests; written last
+      cell.json             the fingerprint, the name of the ledger's run, and the files below with their digests; written last
       step-00000032.ckpt    training state; the one before it is kept until the next
       result/               the finished model, copied from here to wherever it is asked for
       lock, owner           held by the process that trains
@@ -16,6 +16,7 @@ import os
 import shutil
 import socket
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,14 +53,13 @@ class Cell:
             holder = owner.read_text("utf-8") if owner.is_file() else "another process"
             raise StageError(f"{holder} is training this cell ({self.folder}): wait for it or end it") from None
 
-    @property
-    def run_id(self) -> str | None:
-        """The ledger's run of this cell."""
-        return self._read().get("run_id")
-
-    @run_id.setter
-    def run_id(self, run_id: str) -> None:
-        self._write(self._read() | {"run_id": run_id})
+    def run_key(self) -> str:
+        """A name for the ledger's run of this cell, drawn once and kept before any run has it."""
+        record = self._read()
+        if "run_key" not in record:
+            record["run_key"] = uuid.uuid4().hex
+            self._write(record)
+        return record["run_key"]
 
     @property
     def finished(self) -> bool:
@@ -112,7 +112,7 @@ class Cell:
         shutil.rmtree(result, ignore_errors=True)
         partial.replace(result)
         sync(self.folder)
-        self._write({"run_id": self.run_id, "result": digests})
+        self._write({"run_key": self.run_key(), "result": digests})
         self._sweep()
 
     def result(self) -> Path:

@@ -32,6 +32,7 @@ from pipelines.config import PipelineConfig, StageError
 
 PROJECT = Path(__file__).resolve().parent.parent
 PARAMS = "params.yaml"
+MODELS = f"models.* is what {PARAMS} compares: change it there; for one run use model.<field>=<value>"
 
 HELP = """
 Any field below can be set as field=value; relative paths are relative to the folder of params.yaml.
@@ -119,7 +120,7 @@ def typed(values: DictConfig, stated: Mapping[str, Any]) -> PipelineConfig:
     missing = [field.name for field in fields(PipelineConfig) if field.name not in plain]
     require(not missing, f"{', '.join(missing)} must be given: see the {PARAMS} of the project")
     name, models = plain["model_name"], plain["models"]
-    require(models == stated, f"models.* is set in {PARAMS}; to change the model of one run use model.<field>=<value>")
+    require(models == stated, MODELS)
     shared = {"vocab_size": plain["data"]["vocab_size"]}
     plain["models"] = {each: _model(each, shared | dict(models[each] or {}), f"models.{each}") for each in models}
     plain["model"] = _model(name, plain["model"], "model")
@@ -134,6 +135,8 @@ def explain(error: Exception) -> str:
         known = sorted(error.options)
         return f"{group}={option!r} is not accepted{nearest(option, known)}; choose from {', '.join(known)}"
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and cause.parent_node is not None:
+        if str(cause.full_key).startswith("models."):
+            return MODELS
         known = [str(key) for key in cause.parent_node if key != "hydra"]
         return f"unknown field {cause.full_key}{nearest(str(cause.key), known)}; accepted: {', '.join(known)}"
     return " ".join(str(error).split())

@@ -37,6 +37,8 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     decoder = tokenizer.decoder()
     tokens = torch.tensor([[tokenizer.separator, *map(int, tokenizer.encode_batch([prompt])[0])]])
+    for token in tokens[0].tolist():  # the caller has the prompt; what follows goes on with it
+        decoder.push(token)
     state = model.init_state(1)
     logits = torch.empty(0)
     with torch.inference_mode():
@@ -44,7 +46,7 @@ def generate(
             logits, state = model.extend(piece, state)
         while True:
             token = _sample(logits[0, -1].float(), temperature, top_k, generator)
-            yield "\n\n" if token == tokenizer.separator else decoder.push(token)
+            yield decoder.push(token) + ("\n\n" if token == tokenizer.separator else "")
             logits, state = model.extend(torch.tensor([[token]]), state)
 
 

@@ -23,10 +23,12 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Experiment, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipelines.config import StageError, StoppedError, TrackingConfig
 
 BATCH = 1000  # metrics in one request, at most
+KEY = "run.key"  # tag
 ACTIVE = "active"  # not deleted, in MLflow's words
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -86,38 +88,44 @@ class Run:
         try:
             self._client.set_tag(self.run_id, "reason", reason[:1000])
             self._client.set_terminated(self.run_id, status)
-        except (MlflowException, OSError) as error:
+        except (MlflowException, SQLAlchemyError, OSError) as error:
             print(f"the ledger does not know that the run ended: {error}", file=sys.stderr)
 
 
 def open_run(
     tracking: TrackingConfig,
-    run_id: str | None,
+    key: str,
     name: str,
     tags: Mapping[str, str],
     params: Mapping[str, Any],
     data: Mapping[str, str],
 ) -> Run:
-    """The run `run_id` if the ledger has it, else a new one.
+    """The run with the tag `run.key=<key>`, made when the ledger has none.
 
     Args:
+        key: known before the run is made, so that a kill in between leaves no second run.
         name: shown in the UI.
         tags: what the run is identified and filtered by.
-        params: flat; a new run's only, as MLflow does not let them change.
+        params: flat; the same for every part of an interrupted run, as MLflow does not let them change.
         data: `name` and `digest` of the token data.
     Raises:
         StageError: when the ledger cannot be reached or written.
     """
     client, experiment = _connect(tracking)
     with _one_line("open a run in", tracking.uri):
-        if run_id is None or not _has(client, run_id):
-            run_id = client.create_run(experiment.experiment_id, tags=dict(tags), run_name=_allowed(name)).info.run_id
-            client.log_batch(run_id, params=[Param(_allowed(key), str(value)) for key, value in params.items()])
-            source = json.dumps({"digest": data["digest"]})
-            dataset = Dataset(data["name"], data["digest"][:36], "tokens", source)
-            client.log_inputs(run_id, [DatasetInput(dataset, [])])
+        found = client.search_runs([experiment.experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
+        if found:
+            run_id = found[0].info.run_id
         else:
-            client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+            run_tags = {**tags, KEY: key}
+            run_id = client.create_run(experiment.experiment_id, tags=run_tags, run_name=_allowed(name)).info.run_id
+        dataset = Dataset(data["name"], data["digest"][:36], "tokens", json.dumps({"digest": data["digest"]}))
+        client.log_inputs(run_id, [DatasetInput(dataset, [])])
+        client.log_batch(
+            run_id,
+            params=[Param(_allowed(name), str(value)) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
         return Run(client, run_id, tracking.uri)
 
 
@@ -170,13 +178,13 @@ def _has(client: MlflowClient, run_id: str) -> bool:
 
 @contextmanager
 def _one_line(what: str, uri: str) -> Iterator[None]:
-    """Errors of MLflow as a `StageError`; a password in `uri` is not shown."""
+    """Errors of MLflow as a `StageError`; passwords in URIs are not shown."""
     try:
         yield
-    except (MlflowException, OSError) as error:
-        shown = re.sub(r"//[^/@]*@", "//***@", uri)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StageError(f"cannot {what} the ledger {shown}: {reason}") from None
+        message = f"cannot {what} the ledger {uri}: {reason}"
+        raise StageError(re.sub(r"//[^/@\s]*@", "//***@", message)) from None
 
 
 def _allowed(name: str) -> str:

@@ -148,13 +148,12 @@ def _train(config: PipelineConfig, data: TokenData, cell: Cell, identity: dict[s
         }
         run = open_run(
             config.tracking,
-            cell.run_id,
+            cell.run_key(),
             name=f"{config.model_name}-seed{config.seed}",
             tags=tags,
             params=_params(config),
             data={"name": config.data.corpus, "digest": data.digest},
         )
-        cell.run_id = run.run_id
         with run.running():
             run.artifact("config.json", asdict(config))
             recorder = _fit(config, data, cell, run, stop)

@@ -10,6 +10,8 @@ import torch
 from models import build_model, preset, save_model
 from pipelines.generate import generate, main
 from pipelines.text_tokenizer import ByteTokenizer
+from pipelines.vocabulary import open_tokenizer
+from tests.pipelines.settings import settings
 
 
 @pytest.fixture
@@ -17,8 +19,8 @@ def model():
     return build_model(preset("transformer_pp_tiny", vocab_size=257, layers=1, chunk=16), seed=3).double().eval()
 
 
-def text(model, prompt="Zürich", tokens=30, temperature=0.0, top_k=50, seed=0) -> str:
-    return "".join(islice(generate(model, ByteTokenizer(), prompt, temperature, top_k, seed), tokens))
+def text(model, tokenizer=None, prompt="Zürich", tokens=30, temperature=0.0, top_k=50, seed=0) -> str:
+    return "".join(islice(generate(model, tokenizer or ByteTokenizer(), prompt, temperature, top_k, seed), tokens))
 
 
 def test_temperature_zero_follows_the_likeliest_token_of_a_full_forward(model):
@@ -28,8 +30,34 @@ def test_temperature_zero_follows_the_likeliest_token_of_a_full_forward(model):
         with torch.inference_mode():
             written.append(int(model(torch.tensor([written]))[0, -1].argmax()))
     expected = ByteTokenizer().decoder()
-    pieces = ["\n\n" if token == 256 else expected.push(token) for token in written[len(prompt) :]]
+    pieces = [expected.push(token) + "\n\n" * (token == 256) for token in written[len(prompt) :]]
     assert text(model) == "".join(pieces)
+
+
+class Parrot:
+    """Says the same token whatever it reads."""
+
+    def __init__(self, token: int, vocab_size: int) -> None:
+        self.logits = torch.zeros(vocab_size).index_fill_(0, torch.tensor(token), 1.0)
+
+    def init_state(self, batch_size: int) -> None:
+        return None
+
+    def extend(self, tokens, state):
+        return self.logits.expand(*tokens.shape, -1), state
+
+
+def test_a_word_after_the_prompt_keeps_its_space():
+    mistral = open_tokenizer(settings(data={"tokenizer": "mistral", "vocab_size": 32000}).data)
+    word = int(mistral.encode_batch(["names"])[0][0])  # the piece with its space
+    assert text(Parrot(word, mistral.vocab_size), mistral, "a list of", tokens=2) == " names names"
+    assert text(Parrot(word, mistral.vocab_size), mistral, "", tokens=2) == "names names"
+
+
+def test_a_character_is_given_out_whole():
+    euro = "\N{EURO SIGN}".encode()
+    assert text(Parrot(euro[0], 257), prompt="", tokens=3) == "\N{REPLACEMENT CHARACTER}" * 2
+    assert list(islice(generate(Parrot(ord("a"), 257), ByteTokenizer(), "", 0, 1, 0), 2)) == ["a", "a"]
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(model):
