@@ -1,0 +1,226 @@
+"""Neural memory: per head, a small network whose weights learn key -> value pairs while the model reads.
+
+    read    y_t = RMSNorm(f(q_t; M_{c-1}))                               for every patch t of chunk c
+    loss    sum_t theta_t ||f(k_t; M_{c-1}) - v_t||^2
+    write   S_c = eta_c S_{c-1} - gradient,   M_c = alpha_c M_{c-1} + NewtonSchulz(S_c)
+
+Special here:
+- the gradient is in closed form, so memory learns under `no_grad` and `inference_mode` as well;
+- a patch never reads the update of its own chunk, and an unfinished chunk writes nothing;
+- S is kept raw, never orthogonalised; M and S are fp32 or wider;
+- the chunk loop is sequential (Newton-Schulz is not linear); rows, heads and layers share one batched product.
+
+Source: Titans (Behrouz et al. 2025, eq. 8-14) with Mela's Newton-Schulz. Our assumptions: theta from each patch, eta
+and alpha from the mean of the chunk, queries and keys of length 1, theta divided by C (the inner step then does not
+grow with the chunk, and a one-layer memory without Newton-Schulz cannot diverge), SiLU in the two-layer memory.
+
+Shapes: `B` rows, `N` patches, `D` width, `H` heads, `K = D / H`, `E` hidden width of a memory, `C` patches per chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.layers import Linear
+from models.mela.newton_schulz import full_precision, newton_schulz, newton_schulz_flops
+
+
+@dataclass
+class MemoryState:
+    """Weights and momentum of the memories of all rows and heads; the second layer is stored transposed."""
+
+    weights: Tensor  # M, [depth, B * H, K, E]
+    momentum: Tensor  # S, same shape
+
+
+def read(weights: Sequence[Tensor], queries: Tensor) -> Tensor:
+    """`f(q; M)`: `q M` for one layer, `silu(q M_1) M_2^T` for two.
+
+    Args:
+        weights: one `[R, K, E]` per layer (R rows times heads; E = K when there is one).
+        queries: `[R, n, K]`.
+    Returns:
+        `[R, n, K]`.
+    """
+    hidden = torch.bmm(queries, weights[0])
+    return hidden if len(weights) == 1 else torch.bmm(functional.silu(hidden), weights[1].mT)
+
+
+def descend(weights: Sequence[Tensor], keys: Tensor, values: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """The errors `v - f(k)` and, in closed form, minus the gradient of `sum_t theta_t ||f(k_t; M) - v_t||^2`.
+
+    Args:
+        weights: one `[R, K, E]` per layer.
+        keys, values: `[R, C, K]`.
+        theta: `[R, C, 1]`.
+    Returns:
+        `[R, C, K]` and `[depth, R, K, E]`. With `X = 2 diag(theta) (V - f(K))` the descent is `K^T X` for one layer,
+        and `dM_1 = K^T ((X M_2^T) * act'(Z))`, `dM_2 = A^T X` (stored transposed) for two.
+    """
+    hidden = torch.bmm(keys, weights[0])
+    if len(weights) == 1:
+        error = values - hidden
+        return error, torch.bmm(keys.mT, 2 * theta * error)[None]
+    sigmoid = hidden.sigmoid()
+    active = hidden * sigmoid
+    error = values - torch.bmm(active, weights[1].mT)
+    signal = 2 * theta * error
+    slope = torch.addcmul(active, sigmoid, 1 - active)  # silu'(z)
+    to_hidden = torch.bmm(signal, weights[1]) * slope
+    return error, torch.stack((torch.bmm(keys.mT, to_hidden), torch.bmm(signal.mT, active)))
+
+
+class NeuralMemory(nn.Module):
+    """`[B, N, D] -> [B, N, D]`, reading and writing its memories chunk by chunk."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        chunk: int,
+        depth: int = 1,
+        expansion: int = 1,
+        newton_schulz_steps: int = 5,
+        retention_init: float = 0.95,
+        retention_bound: float = 0.99,
+        noop_gate: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.heads, self.chunk, self.head_width = heads, chunk, width // heads
+        self.steps, self.retention_bound = newton_schulz_steps, retention_bound
+        self.q_proj = Linear(width, width)
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.theta = Rate(width, heads, 0.5)
+        self.eta = Rate(width, heads, 0.5)
+        self.alpha = Rate(width, heads, retention_init / retention_bound)
+        self.threshold = nn.Parameter(torch.empty(heads)) if noop_gate else None
+        self.initial = nn.Parameter(torch.empty(depth, heads, self.head_width, expansion * self.head_width))
+        self.o_proj = Linear(width, width, scale)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """M_0 as linear maps of the keys' direction; the no-op threshold low, so that fresh models write."""
+        with torch.no_grad():
+            for layer, fan_in in zip(self.initial, self.initial.shape[-2:], strict=False):
+                layer.normal_(std=fan_in**-0.5)
+            if self.threshold is not None:
+                self.threshold.fill_(0.1)
+
+    def init_state(self, batch_size: int) -> MemoryState:
+        """M_0 for every row, and no momentum."""
+        weights = self.initial.to(torch.promote_types(self.initial.dtype, torch.float32))
+        weights = weights[:, None].expand(-1, batch_size, -1, -1, -1).flatten(1, 2)
+        return MemoryState(weights, torch.zeros_like(weights))
+
+    def forward(self, x: Tensor, state: MemoryState, writes: int) -> tuple[Tensor, MemoryState]:
+        """`x [B, N, D]`, starting at a chunk boundary -> `[B, N, D]` and the state after the first `writes` chunks."""
+        batch, length, _ = x.shape
+        full = writes * self.chunk
+        means = x[:, :full].unflatten(1, (writes, self.chunk)).mean(2)  # [B, writes, D]
+        eta, alpha = self._per_chunk(self.eta(means)), self._per_chunk(self.alpha(means) * self.retention_bound)
+        theta = self._per_head(self.theta(x[:, :full]) / self.chunk, 1)
+        queries = self._per_head(self.q_proj(x), self.head_width)
+        keys = self._per_head(self.k_proj(x[:, :full]), self.head_width)
+        values = self._per_head(self.v_proj(x[:, :full]), self.head_width)
+        queries, keys = unit(queries), unit(keys)
+        reads = []
+        with full_precision(x.device):
+            written, rest = queries.split((full, length - full), 1)
+            chunks = (part.unflatten(1, (writes, self.chunk)).unbind(1) for part in (written, keys, values, theta))
+            for query, key, value, rate, *forget in zip(*chunks, eta, alpha, strict=True):
+                layers = state.weights.unbind(0)
+                reads.append(read(layers, query))
+                state = self._write(state, *descend(layers, key, value, rate), *forget)
+            reads.append(read(state.weights.unbind(0), rest))
+        y = unit(torch.cat(reads, dim=1), self.head_width**0.5).view(batch, self.heads, length, self.head_width)
+        return self.o_proj(y.transpose(1, 2).flatten(2).to(x.dtype)), state
+
+    def flops(self, length: int, writes: int) -> dict[str, tuple[float, float]]:
+        """FLOPs of one row of `length` patches, by part: forward, and forward with backward."""
+        width, full = self.heads * self.head_width, writes * self.chunk
+        depth, _, k, e = self.initial.shape
+        projections = 4.0 * width * width * (length + full) + 2.0 * width * self.heads * (full + 2 * writes)
+        layer = 2.0 * self.heads * k * e
+        inner = layer * (depth * length + (3 * depth - 1) * full)  # reads; predictions and their gradient
+        forward, training = newton_schulz_flops(k, e, self.steps)
+        matrices = depth * self.heads * writes
+        return {
+            "projections": (projections, 3 * projections),
+            "inner_memory": (inner, 3 * inner),
+            "newton_schulz": (matrices * forward, matrices * training),
+        }
+
+    def _write(self, state: MemoryState, error: Tensor, descent: Tensor, eta: Tensor, alpha: Tensor) -> MemoryState:
+        momentum = torch.addcmul(descent, eta, state.momentum)
+        update = newton_schulz(momentum, self.steps) if self.steps else momentum
+        weights = torch.addcmul(update, alpha, state.weights)
+        if self.threshold is None:
+            return MemoryState(weights, momentum)
+        written = self._surprise(error)
+        return MemoryState(torch.lerp(state.weights, weights, written), torch.lerp(state.momentum, momentum, written))
+
+    def _surprise(self, error: Tensor) -> Tensor:
+        """1 where the mean squared error of a chunk exceeds its head's threshold, else 0; sigmoid as gradient.
+
+        `error [B * H, C, K] -> [B * H, 1, 1]`. Our assumption: a straight-through step.
+        """
+        assert self.threshold is not None
+        excess = error.square().mean((1, 2)).view(-1, self.heads) - self.threshold
+        soft = excess.sigmoid()
+        return ((excess > 0).to(soft.dtype) + (soft - soft.detach())).view(-1, 1, 1)
+
+    def _per_head(self, x: Tensor, width: int) -> Tensor:
+        """`[B, n, H * width] -> [B * H, n, width]`, fp32 or wider."""
+        x = x.unflatten(2, (self.heads, width)).transpose(1, 2).flatten(0, 1)
+        return x.to(torch.promote_types(x.dtype, torch.float32))
+
+    def _per_chunk(self, x: Tensor) -> Tensor:
+        """`[B, writes, H] -> [writes, B * H, 1, 1]`, fp32 or wider."""
+        return self._per_head(x, 1).transpose(0, 1)[..., None]
+
+
+def unit(x: Tensor, length: float = 1.0) -> Tensor:
+    """Each row of `x [..., K]` scaled to `length` (`sqrt(K)` makes it an RMSNorm); a zero row has gradient zero."""
+    return _Unit.apply(x, length)
+
+
+class _Unit(torch.autograd.Function):
+    """`y = length x / |x|`, `dx = (dy - y (y . dy) / length^2) length / |x|`: half the passes of autograd."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, length: float) -> Tensor:  # type: ignore[override]
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.where(norm > 1e-12, length / norm, 0.0)
+        y = x * scale
+        ctx.save_for_backward(y, scale)
+        ctx.length = length
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        y, scale = ctx.saved_tensors
+        along = torch.linalg.vecdot(gradient, y)[..., None]
+        return torch.addcmul(gradient, y, along, value=-(ctx.length**-2)).mul_(scale), None
+
+
+class Rate(nn.Linear):
+    """`sigmoid(x W + b)`, one per head; starts at `value` for every input."""
+
+    def __init__(self, width: int, heads: int, value: float) -> None:
+        self.value = value
+        super().__init__(width, heads)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, math.log(self.value / (1 - self.value)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sigmoid()
