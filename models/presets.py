@@ -36,6 +36,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields th
     "transformer_pp_tiny": ("transformer", {}),
     "transformer_pp_tiny_window": ("transformer", {"window": 64}),
     "transformer_pp_tiny_chunk": ("transformer", {"chunk": 64}),
+    "mela_tiny": ("mela", {}),
+    "titans_tiny": ("mela", {"recursion": "titans"}),
     "looplm_tiny": ("looplm", {}),
     "melt_tiny": ("melt", {}),
     "ouro_1b4": ("looplm", _OURO_1B4),
