@@ -23,7 +23,19 @@ from torch import Tensor, nn
 
 from models.configuration import require
 from models.language_model import CausalLM, Cost, ModelConfig
-from models.layers import Embedding, KVCache, Linear, RMSNorm, SwiGLU, attend, merge_heads, rope, rotate, split_heads
+from models.layers import (
+    Embedding,
+    KVCache,
+    Linear,
+    RMSNorm,
+    SwiGLU,
+    attend,
+    attend_one,
+    merge_heads,
+    rope,
+    rotate,
+    split_heads,
+)
 from models.looped.exits import exit_log_probabilities
 from models.looped.head_losses import cross_entropy
 from models.transformer import attention_flops, require_heads
@@ -100,8 +112,9 @@ class SandwichLayer(nn.Module):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Attended values `[B, T, D]`; `queries [B, H, T, K]` belong to the last T of the rows of keys and values."""
-        causal = mask is None and queries.shape[2] > 1
-        return merge_heads(attend(queries, keys, values, mask, causal))
+        if queries.shape[2] == 1:
+            return merge_heads(attend_one(queries, keys, values))
+        return merge_heads(attend(queries, keys, values, mask, causal=mask is None))
 
     def close(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer, both residual branches: `x [B, T, D]` and the attended values `[B, T, D]`."""
