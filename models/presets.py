@@ -32,6 +32,17 @@ _OURO_1B4: dict[str, Any] = {
     "rope_theta": 1e6,
 }
 
+_QWEN3_1B7: dict[str, Any] = {  # its shape, for memory tables: Qwen3 also norms queries and keys
+    "vocab_size": 151936,
+    "width": 2048,
+    "layers": 28,
+    "heads": 16,
+    "kv_heads": 8,
+    "hidden": 6144,
+    "rope_theta": 1e6,
+    "tie_embeddings": True,
+}
+
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields that differ from its defaults)
     "transformer_pp_tiny": ("transformer", {}),
     "transformer_pp_tiny_window": ("transformer", {"window": 64}),
@@ -42,6 +53,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields th
     "melt_tiny": ("melt", {}),
     "ouro_1b4": ("looplm", _OURO_1B4),
     "melt_1b6": ("melt", {**_OURO_1B4, "chunk": 500}),
+    "qwen3_1b7": ("transformer", _QWEN3_1B7),
 }
 
 
