@@ -43,12 +43,14 @@ from models.layers import (
 
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
+    """Defaults are the tiny scale, of as many parameters as tiny Mela."""
+
     family: ClassVar[str] = "transformer"
 
-    layers: int = 4
+    layers: int = 6
     heads: int = 4  # H
     kv_heads: int | None = None  # G; null: one per query head
-    hidden: int = 344  # inner width of the SwiGLU
+    hidden: int = 456  # inner width of the SwiGLU
     rope_theta: float = 10000.0
     window: int | None = None  # a token sees itself and the window - 1 tokens before it
     chunk: int | None = None  # a token sees its own block of this many tokens, up to itself

@@ -1,0 +1,57 @@
+"""The presets: how large each is, to the parameter, and that those compared with each other are equally large."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from models import build_model, preset
+from models.language_model import Cost
+from models.presets import FAMILIES, PRESETS, family
+
+PARAMETERS = {
+    "transformer_pp_tiny": 1_969_792,
+    "transformer_pp_tiny_window": 1_969_792,
+    "transformer_pp_tiny_chunk": 1_969_792,
+    "mela_tiny": 1_974_052,
+    "titans_tiny": 1_771_416,
+    "looplm_tiny": 920_833,
+    "melt_tiny": 986_625,
+    "ouro_1b4": 1_434_652_673,
+    "melt_1b6": 1_636_028_417,
+}
+PARTNERS = [
+    ("mela_tiny", "transformer_pp_tiny"),
+    ("mela_tiny", "transformer_pp_tiny_window"),
+    ("mela_tiny", "transformer_pp_tiny_chunk"),
+]
+
+
+@cache
+def cost_of(name: str) -> Cost:
+    with torch.device("meta"):
+        return build_model(preset(name)).cost(1024)
+
+
+def test_every_preset_has_its_size_asserted():
+    assert set(PARAMETERS) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_parameters(name):
+    with torch.device("meta"):
+        model = build_model(preset(name))
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+    assert cost_of(name).total_parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(("name", "partner"), PARTNERS)
+def test_partners_are_equally_large(name, partner):
+    assert PARAMETERS[partner] == pytest.approx(PARAMETERS[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_families_name_themselves(name):
+    module = family(name)
+    assert module.CONFIG.family == name
+    assert module.MODEL.__module__ == FAMILIES[name]
