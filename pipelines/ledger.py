@@ -43,21 +43,26 @@ class Run:
         self._client = client
         self._uri = uri
         names = client.get_run(run_id).data.metrics
-        self._logged = {(name, metric.step) for name in names for metric in client.get_metric_history(run_id, name)}
+        points = (metric for name in names for metric in client.get_metric_history(run_id, name))
+        ordered = sorted(points, key=lambda metric: metric.timestamp)
+        self._logged = {(metric.key, metric.step): metric.value for metric in ordered}
 
-    def record(self, rows: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Write metrics by step, those apart that the ledger already has for that step."""
+    def record(self, rows: Iterable[tuple[int, Mapping[str, float]]], correct: bool = False) -> None:
+        """Write metrics by step, those apart that the ledger already has for that step.
+
+        With `correct`, a value that differs from the ledger's is written too: the later one is the one that counts.
+        """
         now = int(time.time() * 1000)
         new = [
             Metric(_allowed(name), value, now, step)
             for step, metrics in rows
             for name, value in metrics.items()
-            if (_allowed(name), step) not in self._logged
+            if (known := self._logged.get((_allowed(name), step))) is None or (correct and known != value)
         ]
         with _one_line("write to", self._uri):
             for start in range(0, len(new), BATCH):
                 self._client.log_batch(self.run_id, metrics=new[start : start + BATCH])
-        self._logged |= {(metric.key, metric.step) for metric in new}
+        self._logged |= {(metric.key, metric.step): metric.value for metric in new}
 
     def artifact(self, name: str, content: Mapping[str, Any]) -> None:
         """Keep a JSON file with the run."""

@@ -49,6 +49,20 @@ def test_an_evaluation_finds_the_run_of_the_training(tracking, ledger_file):
     assert find_run(tracking, "0" * 32) is None
 
 
+def test_a_corrected_value_counts_and_an_equal_one_is_not_repeated(tracking, ledger_file):
+    run = opened(tracking)
+    run.record([(24, {"ppl/a": 9.5, "ppl/b": 8.0})])
+    again = find_run(tracking, run.run_id)
+    assert again is not None
+    again.record([(24, {"ppl/a": 9.0, "ppl/b": 8.0})], correct=True)
+    again.record([(24, {"ppl/a": 9.0, "ppl/b": 8.0})], correct=True)
+    assert query(ledger_file.parent, "select key, value from latest_metrics order by key") == [
+        ("ppl/a", 9.0),
+        ("ppl/b", 8.0),
+    ]
+    assert query(ledger_file.parent, "select count(*) from metrics") == [(3,)]
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
