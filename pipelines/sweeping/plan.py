@@ -1,0 +1,135 @@
+"""A sweep as it is run: frozen when it is launched, so that no later edit of a file reaches it.
+
+Special here: a run is known by a key, the fingerprint of everything its numbers depend on. Two sweeps that contain the
+same run share it, and a sweep whose file or code changed runs only what the change concerns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from models.configuration import ConfigError
+from models.presets import FAMILIES
+from pipelines.cells import NOT_SCIENCE, Cell
+from pipelines.command import typed
+from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
+from pipelines.identity import code_digest, fingerprint
+from pipelines.sweep_file import SweepFile, sweep_from
+from pipelines.token_index import read_index
+
+SECTIONS = {"pretrain": ("model", "pretrain", "evaluate"), "distill": ("model", "pretrain", "distill", "evaluate")}
+GROWING = ("seeds", "n_trials")  # more of them extend a sweep; anything else makes another one
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a machine decides for itself; it changes no number."""
+
+    tracking: TrackingConfig
+    execution: ExecutionConfig
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: a cell with a seed."""
+
+    cell: Cell
+    seed: int
+    key: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.cell.name} · seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plain values only, to be stored with the queue."""
+
+    name: str
+    values: dict[str, Any]  # of the sweep, for `sweep_from`
+    bases: dict[str, dict[str, Any]]  # preset -> configuration before a cell's overrides, references unresolved
+    data: dict[str, str]  # folder of token data -> digest
+    code: dict[str, str]  # family -> digest of the code its runs execute
+
+    @cached_property
+    def sweep(self) -> SweepFile:
+        return sweep_from(self.name, self.values)
+
+    @property
+    def digest(self) -> str:
+        """What tells one sweep of this name from another."""
+        values = {key: value for key, value in self.values.items() if key not in GROWING}
+        bases = {
+            preset: {key: value for key, value in base.items() if key not in NOT_SCIENCE}
+            for preset, base in self.bases.items()
+        }
+        return fingerprint(asdict(self) | {"values": values, "bases": bases})
+
+    @property
+    def study(self) -> str:
+        return f"{self.name}-{self.digest[:8]}"
+
+    def config(self, cell: Cell, seed: int, local: Local | None = None) -> PipelineConfig:
+        """The configuration of a run: that of `cell.command_line(seed)`, without the command line."""
+        values = OmegaConf.create(self.bases[cell.preset])
+        for path, value in {**cell.overrides, "seed": seed}.items():
+            OmegaConf.update(values, path, list(value) if isinstance(value, tuple) else value, merge=False)
+        try:
+            config = typed(values, self.bases[cell.preset]["models"])
+        except ConfigError as error:
+            raise ConfigError(f"cell {cell.name!r}: {error}") from None
+        return replace(config, tracking=local.tracking, execution=local.execution) if local else config
+
+    def task(self, cell: Cell, seed: int) -> Task:
+        config, stage = self.config(cell, seed), self.sweep.stage
+        science = {
+            **{section: asdict(getattr(config, section)) for section in SECTIONS[stage]},
+            "stage": stage,
+            "seed": seed,
+            "replicate": cell.replicate,
+            "family": config.model.family,
+            "data": self.data[config.data.directory],
+            "code": self.code[config.model.family],
+        }
+        return Task(cell, seed, fingerprint(science))
+
+    def tasks(self, seeds: Iterable[int]) -> list[Task]:
+        """Every cell with every seed, seed by seed: a table that is stopped early has whole pairs."""
+        cells = self.sweep.cells()
+        return [self.task(cell, seed) for seed in seeds for cell in cells]
+
+
+def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, Any]]) -> Plan:
+    """A plan of a checked sweep.
+
+    Args:
+        bases: for each preset of the table what Hydra composed, as plain values with references unresolved.
+    Raises:
+        ConfigError: for a cell that cannot be built.
+        DataError: when token data is not there.
+    """
+    unknown = Plan(name, dict(values), dict(bases), {}, {})
+    configs = [unknown.config(cell, 0) for cell in unknown.sweep.cells()]
+    folders = dict.fromkeys(config.data.directory for config in configs)
+    data = {folder: read_index(Path(folder))["digest"] for folder in folders}
+    families = dict.fromkeys(config.model.family for config in configs)
+    code = {family: code_of(unknown.sweep.stage, family) for family in families}
+    return replace(unknown, data=data, code=code)
+
+
+def modules_of(stage: str, family: str) -> list[str]:
+    """What a run of a family executes: the stage that trains it, its evaluation, the model."""
+    return [f"pipelines.{stage}", "pipelines.evaluate", FAMILIES[family]]
+
+
+@cache
+def code_of(stage: str, family: str) -> str:
+    """Digest of the code as it was when this process first asked."""
+    return code_digest(modules_of(stage, family))
