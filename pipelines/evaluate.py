@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,18 @@ from models import load_model
 from models.configuration import require
 from models.language_model import CausalLM
 from models.serialization import CheckpointError
-from pipelines.config import EvaluateConfig, ExecutionConfig, PipelineConfig, StageError
+from pipelines.config import EvaluateConfig, ExecutionConfig, PipelineConfig, StageError, TrackingConfig
 from pipelines.data import TokenData
 from pipelines.evaluation import Evaluation, HeldOut, evaluate_model
 from pipelines.files import atomic_path
 from pipelines.identity import commit
 from pipelines.measurement import decode_speed, measured_state_bytes, peak_memory_bytes, prefill_speed
+from pipelines.protocol import PROTOCOLS
+from pipelines.recall_evaluation import evaluate_recall
 
 METRICS = "metrics.json"
-TRAINING = ("model", "seed", "fingerprint", "run_id", "data_digest", "parameters", "training_flops_per_token")
+TRAINING = ("model", "seed", "fingerprint", "run_id", "data_digest", "steps", "parameters", "training_flops_per_token")
+MEASURES = ("bits_per_byte", "streaming", "state_bytes", "peak_memory_bytes", "recall")  # logged beside perplexity
 LOGITS = {"cpu": 2**24, "cuda": 2**28}  # logits held at once while scoring
 CALL_TOKENS = {"cpu": 2**13, "cuda": 2**16}  # tokens per call of the model, at most
 
@@ -68,20 +71,28 @@ def _evaluate(config: PipelineConfig, checkpoint: Path, output: Path) -> dict[st
     data.require_vocab(model.config.vocab_size)
     text = HeldOut(data.documents("held_out"), data.token_bytes)
     device = next(model.parameters()).device.type
+    batch_tokens = min(CALL_TOKENS[device], max(1, LOGITS[device] // data.vocab_size))
     mixed = torch.autocast(device, torch.bfloat16, enabled=config.execution.precision == "bf16-mixed")
-    with mixed, _progress(training["model"]) as progress:
-        evaluation = evaluate_model(model, text, config.evaluate, _batch_tokens(data.vocab_size, device), progress)
-        prompt = text.tokens(evaluation.windows[0], config.evaluate.contexts[-1])[:-1]
+    with mixed, _progress() as progress:
+        task = progress.add_task(training["model"], total=None)
+
+        def advance(scored: int, total: int) -> None:
+            progress.update(task, advance=scored, total=total)
+
+        evaluation = evaluate_model(model, text, config.evaluate, batch_tokens, advance)
+        progress.update(task, description=f"{training['model']}: recall and costs")
         metrics = {
             **{key: training[key] for key in TRAINING},
             "commit": commit().sha,
             "training_context": config.pretrain.context,
             **evaluation.metrics(),
-            **_costs(model, prompt, config.evaluate),
-            "timing": _speeds(model, prompt, config.evaluate),
+            **_recall(model, evaluation, data.separator, config.evaluate, batch_tokens),
+            **_costs(model, evaluation.tokens[0, :-1], config.evaluate),
+            "timing": _speeds(model, evaluation.tokens[0, :-1], config.evaluate),
         }
     metrics["timing"]["seconds"] = time.monotonic() - started
     _write(output, training["model"], evaluation, metrics)
+    _record(config.tracking, training, metrics)
     print(_summary(metrics, output))
     return metrics
 
@@ -116,6 +127,15 @@ def _device(execution: ExecutionConfig) -> str:
         cuda or execution.accelerator != "gpu", "execution.accelerator=gpu: torch finds no GPU here; use auto or cpu"
     )
     return "cuda" if cuda and execution.accelerator != "cpu" else "cpu"
+
+
+def _recall(
+    model: CausalLM, evaluation: Evaluation, separator: int, config: EvaluateConfig, batch_tokens: int
+) -> dict[str, Any]:
+    if not config.recall:
+        return {}
+    text = evaluation.tokens[:, :-1]
+    return {"recall": evaluate_recall(model, text, separator, config.contexts, evaluation.chunk, batch_tokens)}
 
 
 def _costs(model: CausalLM, prompt: Tensor, config: EvaluateConfig) -> dict[str, Any]:
@@ -153,6 +173,38 @@ def _write(output: Path, name: str, evaluation: Evaluation, metrics: dict[str, A
         (output / METRICS).unlink(missing_ok=True)
 
 
+def _record(tracking: TrackingConfig, training: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Log to the run of the training, at its last step. A repeated evaluation adds nothing, a changed value does."""
+    from pipelines.ledger import find_run  # MLflow takes seconds to import: a mistake should not have to wait for it
+
+    run = find_run(tracking, training["run_id"])
+    if run is None:
+        print(f"evaluate: the ledger {tracking.uri} has no run {training['run_id']}, so the metrics are in files only")
+        return
+    run.record([(training["steps"], logged(metrics))], correct=True)
+    run.record([(training["steps"], _flat(metrics["timing"]))])
+
+
+def logged(metrics: dict[str, Any]) -> dict[str, float]:
+    """The metrics by their names in the ledger, timings apart: `ppl/fixed_targets/4096/zero`, `bits_per_byte/4096`."""
+    named = {
+        f"ppl/{protocol}/{n}{f'/{control}' if control != 'on' else ''}": perplexity
+        for protocol in PROTOCOLS
+        for control, by_context in metrics[protocol].items()
+        for n, perplexity in by_context.items()
+    }
+    measures = {key: metrics[key] for key in MEASURES if key in metrics}
+    return named | _flat(measures)
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """`{"a": {"b": 1}}` -> `{"a/b": 1}`."""
+    flat: dict[str, float] = {}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": float(value)}
+    return flat
+
+
 def _summary(metrics: dict[str, Any], output: Path) -> str:
     windows, contexts = metrics["windows"], list(metrics["bits_per_byte"])
     first, last = contexts[0], contexts[-1]
@@ -173,11 +225,6 @@ def _by_context(values: dict[int, Any]) -> dict[str, Any]:
     return {str(context): value for context, value in values.items()}
 
 
-def _batch_tokens(vocab_size: int, device: str) -> int:
-    """Tokens per call of the model."""
-    return min(CALL_TOKENS[device], max(1, LOGITS[device] // vocab_size))
-
-
 @contextmanager
 def _only_one(output: Path, checkpoints: Path) -> Iterator[None]:
     """Hold the lock of an output folder; `StageError` when another process has it."""
@@ -190,19 +237,14 @@ def _only_one(output: Path, checkpoints: Path) -> Iterator[None]:
         raise StageError(f"another process is evaluating into {output}; wait for it or end it") from None
 
 
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar with the time left; yields what to tell how many tokens were scored, and of how many."""
-    columns = (
+def _progress() -> Progress:
+    return Progress(
         TextColumn("evaluate: {task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda scored, total: bar.update(task, advance=scored, total=total)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ class Evaluation:
     """Losses of every target under every control and context, and the tables made of them."""
 
     windows: Sequence[Window]
+    tokens: Tensor  # [R, N + 1]
     byte_counts: Tensor  # [R, N] UTF-8 bytes of each target
     losses: dict[str, dict[int, Tensor]]  # control -> n -> [R, N] nats; [R, n] where only the last piece was scored
     streamed: Tensor | None  # [1, T] nats: one document in one stream; none for a state that grows with the context
@@ -185,6 +186,7 @@ def evaluate_model(
         streamed = None if stream is None else score(model, stream, stream.numel() - 1, batch_tokens, advance)
     return Evaluation(
         windows=windows,
+        tokens=tokens,
         byte_counts=text.byte_counts(tokens[:, 1:]),
         losses=losses,
         streamed=streamed,

@@ -18,10 +18,13 @@ from models.configuration import ConfigError
 from pipelines import evaluate
 from pipelines.config import PipelineConfig, StageError
 from pipelines.data import TokenData
+from pipelines.ledger import open_run
 from tests.pipelines.settings import settings
 from tests.pipelines.token_data import write_token_data
+from tests.pipelines.trainings import query
 
 FILES = ["contexts.csv", "documents.parquet", "metrics.json", "positions.csv"]
+pytestmark = pytest.mark.usefixtures("ledger_file")
 TINY = {"vocab_size": 257, "width": 16, "heads": 2, "layers": 1, "hidden": 16}  # a byte and the separator each
 
 
@@ -42,6 +45,7 @@ def train(data: TokenData, folder: Path, **fields: Any) -> Path:
         "fingerprint": "f" * 64,
         "run_id": "r" * 32,
         "data_digest": data.digest,
+        "steps": 128,
         "parameters": model.cost(64).total_parameters,
         "training_flops_per_token": model.cost(64).total_training_flops,
     }
@@ -50,6 +54,7 @@ def train(data: TokenData, folder: Path, **fields: Any) -> Path:
 
 
 def config_of(data: TokenData, checkpoint: Path, **changes: Any) -> PipelineConfig:
+    """Writes beside the model; its ledger is that of the fixture `ledger_file`, which lies there too."""
     root = checkpoint.parent
     changes = {"evaluate": {}} | changes
     changes["evaluate"] = {"contexts": [16, 32, 64], "score_tokens": 8, "windows": 4} | changes["evaluate"]
@@ -58,6 +63,7 @@ def config_of(data: TokenData, checkpoint: Path, **changes: Any) -> PipelineConf
         output=str(root / "evaluation"),
         data={"directory": str(data.directory)},
         execution={"checkpoints": str(root / "checkpoints"), "threads": 1},
+        tracking={"uri": f"sqlite:///{root / 'mlflow.db'}"},
         **changes,
     )
 
@@ -184,3 +190,55 @@ def test_weights_that_give_no_finite_loss_are_an_error(data: TokenData, tmp_path
     save_model(model, checkpoint)
     with pytest.raises(StageError, match="not finite at context 16"):
         evaluate.run(config_of(data, checkpoint))
+
+
+def test_recall_is_asked_unless_switched_off(data: TokenData, tmp_path: Path) -> None:
+    checkpoint = train(data, tmp_path / "model", chunk=16)
+    recall = evaluate.run(config_of(data, checkpoint))["recall"]
+    assert recall["chance"] == 1 / 32
+    assert list(recall["mqar"]) == list(recall["needle"]) == ["64"]
+    assert list(recall["facts"]) == ["1", "2"]
+    assert recall["facts"]["1"] < 0.2  # nothing was learnt
+    assert "recall" not in evaluate.run(config_of(data, checkpoint, evaluate={"recall": False}))
+
+
+def test_metrics_join_the_run_of_the_training_and_repeating_adds_nothing(
+    data: TokenData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = train(data, tmp_path / "model")
+    config = config_of(data, checkpoint)
+    evaluate.run(config)
+    assert "has no run rrrr" in capsys.readouterr().out.replace("\n", "")
+    run = open_run(config.tracking, "key", "small", {}, {}, {"name": "test", "digest": data.digest})
+    training = json.loads((checkpoint / "metrics.json").read_text("utf-8")) | {"run_id": run.run_id}
+    (checkpoint / "metrics.json").write_text(json.dumps(training), "utf-8")
+    metrics = evaluate.run(config)
+
+    latest = dict(query(tmp_path, "select key, value from latest_metrics where step = 128"))
+    for n in ("16", "32", "64"):
+        assert latest[f"ppl/fixed_targets/{n}"] == metrics["fixed_targets"]["on"][n]
+        assert latest[f"ppl/window_mean/{n}"] == metrics["window_mean"]["on"][n]
+        assert latest[f"bits_per_byte/{n}"] == metrics["bits_per_byte"][n]
+        assert latest[f"state_bytes/{n}"] == metrics["state_bytes"][n]
+    assert latest["recall/mqar/64"] == metrics["recall"]["mqar"]["64"]
+    assert latest["decode_tokens_per_second"] == metrics["timing"]["decode_tokens_per_second"]
+
+    points = query(tmp_path, "select key, step, value from metrics order by key, step")
+    evaluate.run(config)
+    assert query(tmp_path, "select key, step, value from metrics order by key, step") == points
+    altered = metrics["fixed_targets"]["on"]["16"] + 1
+    run.record([(128, {"ppl/fixed_targets/16": altered})], correct=True)
+    evaluate.run(config)
+    assert dict(query(tmp_path, "select key, value from latest_metrics where step = 128")) == latest
+
+
+def test_controls_are_named_after_the_length() -> None:
+    values = {"on": {"64": 2.0}, "zero": {"64": 3.0}}
+    metrics = {"fixed_targets": values, "window_mean": values, "bits_per_byte": {"64": 1.0}}
+    assert evaluate.logged(metrics) == {
+        "ppl/window_mean/64": 2.0,
+        "ppl/window_mean/64/zero": 3.0,
+        "ppl/fixed_targets/64": 2.0,
+        "ppl/fixed_targets/64/zero": 3.0,
+        "bits_per_byte/64": 1.0,
+    }
