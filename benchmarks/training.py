@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import alternate, promise
 from models import build_model, preset
 
-BATCH, CONTEXT, REPEATS = 8, 512, 9
+BATCH, CONTEXT, REPEATS = 8, 512, 7
 SHAPE: dict[str, Any] = {"width": 256, "layers": 4, "heads": 4, "hidden": 688, "vocab_size": 2048}
 
 

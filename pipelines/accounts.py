@@ -13,7 +13,7 @@ from pipelines.comparisons import SEEDS_NEEDED, baseline
 from pipelines.reported import paper
 from pipelines.results import Result, short
 from pipelines.sections import Section, source
-from pipelines.tables import Cell, Table, count, percent, size, table
+from pipelines.tables import MISSING, Cell, Table, count, number, percent, size, table
 
 PARAMETER_GAP = 0.01  # arms are of equal size within this fraction
 
@@ -67,8 +67,9 @@ def _parts(results: Sequence[Result]) -> Table:
         cost = model_cost(result)
         flops = cost.total_training_flops
         for part in [*cost.parameters, *(part for part in cost.training_flops if part not in cost.parameters)]:
-            share = cost.training_flops.get(part, 0.0)
-            rows.append([result.label, part, f"{cost.parameters.get(part, 0):,}", count(share), f"{share / flops:.1%}"])
+            parameters, share = cost.parameters.get(part), cost.training_flops.get(part)
+            texts = (number(parameters, 0), count(share), MISSING if share is None else f"{share / flops:.1%}")
+            rows.append([result.label, part.replace("_", " "), *texts])
     columns = ("model", "part", "parameters", "training FLOPs/token", "share of FLOPs")
     caption = "At the training length. Counted by the model itself; tests hold the counts against a FLOP counter."
     return table("Cost by part", columns, rows, caption, labels=2)
@@ -91,25 +92,29 @@ SAME: dict[str, Callable[[Result], str]] = {
     "scored windows": lambda r: _windows(r),
     "commit of training": lambda r: short(r.training["commit"]),
     "commit of evaluation": lambda r: short(r.evaluation["commit"]),
-    "uncommitted changes": lambda r: "yes" if r.training["dirty"] else "no",
 }
 
 
 def audit(results: Sequence[Result]) -> Section:
     """What must be equal for the comparison to be fair, and what is not."""
-    rows = [_compared(what, [(r, value(r)) for r in results]) for what, value in SAME.items()]
+    rows = [_compared(what, [(result, value(result)) for result in results]) for what, value in SAME.items()]
     for name in sorted({result.family for result in results}):
         members = [(r, short(r.training["code_digest"])) for r in results if r.family == name]
         rows.append(_compared(f"code of {name}", members))
-    unequal = [str(what) for what, _, equal in rows if equal != "yes"]
+    dirty = [result.label for result in results if result.training["dirty"]]
+    rows.append(_row("no uncommitted changes", not dirty, ", ".join(dirty)))
+    base = baseline(results) or results[0]
+    large = [f"{r.label} {percent(gap)}" for r in results if abs(gap := _gap(r, base, "parameters")) > PARAMETER_GAP]
+    rows.append(_row(f"parameters within {PARAMETER_GAP:.0%} of {base.label}", not large, ", ".join(large)))
+    broken = [what for what, holds, _ in rows if holds != "yes"]
     sentence = (
-        f"Not equal, so read differences with care: {'; '.join(unequal)}."
-        if unequal
-        else "Everything that should be equal is; the last table shows what the designs themselves make different."
+        f"Not in every respect, so read differences with care: {'; '.join(map(str, broken))}."
+        if broken
+        else "Yes: all that should be equal is. The last table shows what the designs themselves make different."
     )
     caption = f"Code is compared inside a family: another family runs other code by design. {source(results)}"
-    checks = table("Should be equal in every model", ("what", "value", "equal"), rows, caption, labels=3)
-    return Section("audit", "Was the comparison fair?", (sentence, checks, _gaps(results)))
+    checks = table("What should hold", ("equal in every model", "holds", "value"), rows, caption, labels=3)
+    return Section("audit", "Was the comparison fair?", (sentence, checks, _gaps(results, base)))
 
 
 def _windows(result: Result) -> str:
@@ -118,36 +123,36 @@ def _windows(result: Result) -> str:
 
 
 def _compared(what: str, values: Sequence[tuple[Result, str]]) -> list[Cell | str]:
-    distinct = {value for _, value in values}
-    if len(distinct) == 1:
-        return [what, distinct.pop(), "yes"]
-    return [what, "; ".join(f"{result.label} {value}" for result, value in values), Cell("no", strong=True)]
+    """Equal when there is one value; else each value with the models that have it."""
+    models: dict[str, list[str]] = {}
+    for result, value in values:
+        models.setdefault(value, []).append(result.label)
+    if len(models) == 1:
+        return _row(what, True, next(iter(models)))
+    return _row(what, False, "; ".join(f"{value}: {', '.join(names)}" for value, names in models.items()))
 
 
-def _gaps(results: Sequence[Result]) -> Table:
+def _row(what: str, holds: bool, value: str) -> list[Cell | str]:
+    return [what, "yes" if holds else Cell("no", strong=True), value]
+
+
+def _gap(result: Result, base: Result, key: str) -> float:
+    return result.training[key] / base.training[key] - 1
+
+
+def _gaps(results: Sequence[Result], base: Result) -> Table:
     """What a design may legitimately differ in, as gaps to the baseline."""
-    base = baseline(results) or results[0]
     rows = []
     for result in results:
-        gaps = {
-            key: result.training[key] / base.training[key] - 1 for key in ("parameters", "training_flops_per_token")
-        }
-        large = abs(gaps["parameters"]) > PARAMETER_GAP
-        rows.append(
-            [
-                result.label,
-                Cell(f"{result.training['parameters']:,}", result.provenance),
-                Cell(percent(gaps["parameters"]), "larger than allowed" if large else "", large),
-                Cell(percent(gaps["training_flops_per_token"]), result.provenance),
-                Cell(count(result.training["tokens_per_second"]), result.provenance),
-            ]
+        texts = (
+            f"{result.training['parameters']:,}",
+            percent(_gap(result, base, "parameters")),
+            percent(_gap(result, base, "training_flops_per_token")),
+            count(result.training["tokens_per_second"]),
         )
+        rows.append([result.label, *(Cell(text, result.provenance) for text in texts)])
     columns = ("model", "parameters", "gap", "gap in training\nFLOPs/token", "training\ntokens/s")
-    caption = (
-        f"Gaps to {base.label}. In bold: parameters more than {PARAMETER_GAP:.0%} apart: part of a difference may be "
-        f"size. {source(results)}"
-    )
-    return table("Size and compute", columns, rows, caption)
+    return table("Size and compute", columns, rows, f"Gaps to {base.label}. {source(results)}")
 
 
 def limits(results: Sequence[Result]) -> Section:
@@ -200,7 +205,3 @@ def _digest(value: str | None) -> Cell:
 def plural(n: int, noun: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def recall(results: Sequence[Result]) -> Section:
-    return Section("recall", "Recall", ())

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from pipelines import accounts, controls, curves, sections
 from pipelines.figures import DARK, PALETTE, Drawing
 from pipelines.files import atomic_path, write_text
+from pipelines.recall_section import recall
 from pipelines.results import ReportError, Result, load_results
 from pipelines.sections import Block, Section
 from pipelines.tables import Table, words
@@ -43,7 +44,7 @@ def compose(results: Sequence[Result]) -> list[Section]:
         controls.controls(results),
         curves.position(results),
         curves.training(results),
-        accounts.recall(results),
+        recall(results),
         accounts.costs(results),
         accounts.audit(results),
         accounts.limits(results),

@@ -64,7 +64,8 @@ def _growth(results: Sequence[Result]) -> list[str]:
             text = f"{result.label} {percent(curve[last] / curve[first] - 1)}"
             changes.setdefault((first, last), []).append(text)
     return [
-        f"From the training length of {first:,} tokens to {last:,}, perplexity on the same targets: {', '.join(texts)}."
+        f"From {first:,} tokens, the training length, to {last:,}, perplexity on the same targets changes by: "
+        f"{', '.join(texts)}."
         for (first, last), texts in changes.items()
     ]
 

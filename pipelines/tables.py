@@ -149,4 +149,4 @@ def size(value: float | None) -> str:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A signed percentage of a fraction: `+1.3 %`."""
-    return MISSING if value is None else f"{100 * value:+.{digits}f} %".replace("-", "−")
+    return MISSING if value is None else f"{100 * value:+z.{digits}f} %".replace("-", "−")

@@ -63,10 +63,14 @@ def write_evaluation(folder: Path, name: str, training: dict[str, Any]) -> None:
     metrics = {
         **{key: training[key] for key in ("model", "seed", "fingerprint", "run_id", "data_digest", "commit")},
         "training_context": 512,
-        "window_mean": {c: {n: 1.1 * p for n, p in by_n.items()} for c, by_n in perplexity.items()},
+        "window_mean": {
+            control: {n: 1.1 * p for n, p in by_n.items() if control == "on" or n == "4096"}
+            for control, by_n in perplexity.items()
+        },
         "fixed_targets": perplexity,
         "bits_per_byte": {n: math.log2(p) / 4 for n, p in perplexity["on"].items()},
         "windows": {"count": 8, "documents": DOCUMENTS, "tokens": 8 * 4096, "score_tokens": 8 * 256},
+        "recall": recall_results(1.0 if name == "mela_tiny" else 0.0),
         "state_bytes": {str(n): 4096 * n for n in CONTEXTS},
         "peak_memory_bytes": {str(n): 2**23 + 8192 * n for n in CONTEXTS},
         "timing": {
@@ -78,6 +82,22 @@ def write_evaluation(folder: Path, name: str, training: dict[str, Any]) -> None:
     _json(folder / "metrics.json", metrics)
     _documents(perplexity).to_parquet(folder / "documents.parquet", index=False)
     _positions(name, perplexity["on"]["4096"]).to_csv(folder / "positions.csv", index=False)
+
+
+def recall_results(skill: float) -> dict[str, Any]:
+    """At chance for `skill` 0; only facts one chunk back are learnt, when it is 1."""
+    chance, depths = 1 / 32, ("0.00", "0.50", "1.00")
+    return {
+        "chance": chance,
+        "mqar": {str(n): chance for n in CONTEXTS},
+        "needle": {str(n): dict.fromkeys(depths, chance) for n in CONTEXTS},
+        "facts": {"1": chance + skill * (1 - chance), "2": chance},
+        "questions": {
+            "mqar": {str(n): 256 for n in CONTEXTS},
+            "needle": {str(n): 64 for n in CONTEXTS},
+            "facts": {"1": 448, "2": 384},
+        },
+    }
 
 
 def _documents(perplexity: dict[str, dict[str, float]]) -> pd.DataFrame:

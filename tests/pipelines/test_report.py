@@ -15,6 +15,7 @@ from scipy import stats
 from pipelines import accounts, controls, curves, report, sections
 from pipelines.comparisons import change, paired_interval, verdict
 from pipelines.figures import Drawing
+from pipelines.recall_section import Answers, recall
 from pipelines.reported import length_curves
 from pipelines.results import ReportError, Result, load_results
 from pipelines.tables import number
@@ -78,20 +79,15 @@ def test_markdown_shows_the_figures_beside_it(root):
         assert (root / "reports" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_results_give_the_same_bytes(root):
+def test_again_the_same_bytes_and_a_terminal_that_ends_with_the_path(root, capsys):
     before = {path.name: path.read_bytes() for path in (root / "reports").iterdir()}
     assert report.main(_arguments(root)) == 0
-    assert {path.name: path.read_bytes() for path in (root / "reports").iterdir()} == before
-    assert set(before) >= {"index.html", "report.md", "summary.txt", "context.png", "context.svg"}
-
-
-def test_the_terminal_ends_with_the_path_of_the_page(root, capsys):
-    report.main(_arguments(root))
     output = capsys.readouterr().out
     assert output.splitlines()[-1] == str(root / "reports" / "index.html")
     assert output == (root / "reports" / "summary.txt").read_text("utf-8")
-    for context in CONTEXTS:
-        assert output.count(f" {context:,} ") == len(MODELS)
+    assert [output.count(f" {context:,} ") for context in CONTEXTS] == [len(MODELS)] * len(CONTEXTS)
+    assert {path.name: path.read_bytes() for path in (root / "reports").iterdir()} == before
+    assert set(before) >= {"index.html", "report.md", "summary.txt", "context.png", "context.svg"}
 
 
 def test_an_earlier_report_survives_a_failing_one(root, monkeypatch, capsys):
@@ -210,6 +206,22 @@ def test_nothing_is_compared_without_a_baseline(results):
     assert "nothing to compare with" in _text(sections.headline(results[1:], []))
 
 
+def test_recall_stands_out_only_beyond_luck(results):
+    said = _text(recall(results))
+    assert "Above chance somewhere: Mela tiny." in said
+    assert "| facts | 1 chunk later | 448 | 3.1% | 3.1% | 3.1% | 3.1% | **100.0%** |" in said
+    assert said.count("**") == 4, "the title and one accuracy"
+    assert "No model recalls above chance" in _text(recall(results[:-1]))
+    without = [replace(r, evaluation={k: v for k, v in r.evaluation.items() if k != "recall"}) for r in results]
+    assert "Not measured" in _text(recall(without))
+
+
+def test_luck_is_counted_over_the_whole_table():
+    lucky = Answers("MQAR", "512 tokens", 6 / 64, 64)  # at a chance of 1/32: p = 0.014
+    assert lucky.beats(1 / 32, 0.05)
+    assert not lucky.beats(1 / 32, 0.05 / 60)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -217,22 +229,17 @@ def test_nothing_is_compared_without_a_baseline(results):
         ({"commit": "a" * 40}, "commit of training"),
         ({"code_digest": "a" * 64}, "code of Transformer++"),
         ({"seed": 1}, "seed"),
-        ({"dirty": True}, "uncommitted changes"),
+        ({"dirty": True}, "no uncommitted changes"),
+        ({"parameters": 1_100_000}, "parameters within 1% of"),
     ],
 )
 def test_the_audit_names_what_is_not_equal(results, change, named):
-    assert "Everything that should be equal is" in _text(accounts.audit(results))
+    assert "all that should be equal is" in _text(accounts.audit(results))
     other = replace(results[0], training=results[0].training | change)
     first, *_ = accounts.audit([other, *results[1:]]).blocks
     assert isinstance(first, str)
-    assert first.startswith("Not equal")
+    assert first.startswith("Not in every respect")
     assert named in first
-
-
-def test_a_large_gap_in_parameters_stands_out(results):
-    larger = replace(results[-1], training=results[-1].training | {"parameters": 1_100_000})
-    assert "**+2.9 %**" in _text(accounts.audit([*results[:-1], larger]))
-    assert "**+" not in _text(accounts.audit(results))
 
 
 def test_limits_say_how_small_this_is(results):

@@ -82,5 +82,5 @@ def test_other_numbers():
     assert [size(n) for n in (0, 1023, 1024, 1.5 * 2**20, 2**31, None)] == [
         "0 B", "1023 B", "1.00 KiB", "1.50 MiB", "2.00 GiB", "–",
     ]  # fmt: skip
-    assert [percent(0.0131), percent(-0.5), percent(None)] == ["+1.3 %", "−50.0 %", "–"]
+    assert [percent(0.0131), percent(-0.5), percent(-1e-5), percent(None)] == ["+1.3 %", "−50.0 %", "+0.0 %", "–"]
     assert [number(1234.5), number(1.23456, 3), number(None)] == ["1,234.50", "1.235", "–"]
