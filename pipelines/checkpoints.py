@@ -1,7 +1,7 @@
 """The folder of one training cell: what is needed to go on after any interruption, and the result when it is finished.
 
     checkpoints/<first 16 of the fingerprint>/
-      cell.json             the fingerprint, the name of the ledger's run, and the files below with their digests; written last
+      cell.json             the fingerprint, the key of the ledger's run, the files below with their digests
       step-00000032.ckpt    training state; the one before it is kept until the next
       result/               the finished model, copied from here to wherever it is asked for
       lock, owner           held by the process that trains

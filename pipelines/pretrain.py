@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -29,6 +30,7 @@ from pipelines.config import PipelineConfig, StageError
 from pipelines.data import BatchLoader, TokenData
 from pipelines.files import atomic_path, write_json
 from pipelines.identity import code_digest, commit, fingerprint
+from pipelines.role import ALONE, Role
 
 if TYPE_CHECKING:
     from pipelines.ledger import Run
@@ -44,9 +46,11 @@ COLUMNS = {  # loss.csv -> the ledger's name
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")  # not all 0: one process among several
 
 
-def run(config: PipelineConfig) -> dict[str, Any] | None:
+def run(config: PipelineConfig, role: Role = ALONE) -> dict[str, Any] | None:
     """Train the model `config.model` unless its cell is finished, and export it; returns what `metrics.json` holds.
 
+    Args:
+        role: what the training is a part of, if it is one.
     Raises:
         ConfigError: when model, data and devices do not fit together.
         StageError: when another process trains the cell, the loss is not finite, the disk is full, or a checkpoint
@@ -59,12 +63,12 @@ def run(config: PipelineConfig) -> dict[str, Any] | None:
     identity = cell_identity(config, data)
     cell = Cell(config.execution.checkpoints, identity["fingerprint"])
     if any(int(os.environ.get(name, 0)) for name in RANKS):
-        return _train(config, data, cell, identity, leader=False) if _to_train(config, cell) else None
+        return _follow(config, data, cell)
     with cell.locked():
         if _to_train(config, cell):
             if cell.finished:
                 cell.clear()
-            _train(config, data, cell, identity, leader=True)
+            _train(config, data, cell, identity, role)
         name = f"{config.model_name}-seed{config.seed}-{identity['fingerprint'][:8]}"
         output = Path(config.output or f"runs/{name}")
         metrics = export(cell.result(), output, config.model_name)
@@ -125,15 +129,24 @@ def _to_train(config: PipelineConfig, cell: Cell) -> bool:
     return config.execution.rerun or not cell.finished
 
 
-def _train(config: PipelineConfig, data: TokenData, cell: Cell, identity: dict[str, str], leader: bool) -> None:
-    """Train from the newest checkpoint, or from the beginning; the leader tells the ledger and finishes the cell."""
+def _follow(config: PipelineConfig, data: TokenData, cell: Cell) -> None:
+    """Train beside the first process of several, which speaks for all."""
+    from pipelines.training import StopSignal
+
+    if _to_train(config, cell):
+        try:
+            with StopSignal().installed() as stop:
+                _fit(config, data, cell, None, stop)
+        except StageError as error:
+            sys.exit(error.exit_code)
+
+
+def _train(config: PipelineConfig, data: TokenData, cell: Cell, identity: dict[str, str], role: Role) -> None:
+    """Train from the newest checkpoint, or from the beginning, tell the ledger, and finish the cell."""
     from pipelines.ledger import open_run
     from pipelines.training import StopSignal
 
     with StopSignal().installed() as stop:
-        if not leader:
-            _fit(config, data, cell, None, stop)
-            return
         source = commit()
         tags = {
             "cell.fingerprint": identity["fingerprint"],
@@ -145,18 +158,19 @@ def _train(config: PipelineConfig, data: TokenData, cell: Cell, identity: dict[s
             "data.digest": identity["data_digest"],
             "code.digest": identity["code_digest"],
             "host": socket.gethostname(),
+            **role.tags,
         }
         run = open_run(
             config.tracking,
             cell.run_key(),
-            name=f"{config.model_name}-seed{config.seed}",
+            name=role.name or f"{config.model_name}-seed{config.seed}",
             tags=tags,
             params=_params(config),
             data={"name": config.data.corpus, "digest": data.digest},
         )
         with run.running():
             run.artifact("config.json", asdict(config))
-            recorder = _fit(config, data, cell, run, stop)
+            recorder = _fit(config, data, cell, run, stop, role)
             source_of = {"run_id": run.run_id, "commit": source.sha, "dirty": source.dirty}
             metrics: dict[str, Any] = identity | source_of | _measures(config, recorder)
 
@@ -169,7 +183,9 @@ def _train(config: PipelineConfig, data: TokenData, cell: Cell, identity: dict[s
             cell.finish(write)
 
 
-def _fit(config: PipelineConfig, data: TokenData, cell: Cell, run: Run | None, stop: StopSignal) -> Recorder:
+def _fit(
+    config: PipelineConfig, data: TokenData, cell: Cell, run: Run | None, stop: StopSignal, role: Role = ALONE
+) -> Recorder:
     """Run the steps that are left."""
     from models.lightning.pretraining import NonFiniteError, Pretraining, Recipe
     from pipelines.training import MicroBatches, Recorder, Rhythm, fit, make_trainer
@@ -181,7 +197,7 @@ def _fit(config: PipelineConfig, data: TokenData, cell: Cell, run: Run | None, s
     module = Pretraining(build_model(config.model, config.seed), recipe, first, config.execution.compile)
     windows = data.held_out_windows(pretrain.context, pretrain.validation_tokens)
     share = pretrain.batch_size // (config.execution.devices * config.execution.nodes * pretrain.accumulate)
-    recorder = Recorder(cell, run, rhythm, windows, share, stop)
+    recorder = Recorder(cell, run, rhythm, windows, share, stop, role.validated)
     trainer = make_trainer(config.execution, pretrain.accumulate, recorder)
     rank = {"rank": trainer.global_rank, "world_size": trainer.world_size}
     loader = BatchLoader(data, config.seed, pretrain.batch_size, pretrain.context, pretrain.steps, first, **rank)

@@ -85,13 +85,21 @@ class Recorder(lightning.Callback):
         windows: `[R, T + 1]` held-out tokens.
         batch_size: sequences per forward pass of a validation.
         stop: asked after every step.
+        validated: told every step's held-out loss, once the ledger has it; may raise to end the training.
     """
 
     def __init__(
-        self, cell: Cell, run: Run | None, rhythm: Rhythm, windows: Tensor, batch_size: int, stop: StopSignal
+        self,
+        cell: Cell,
+        run: Run | None,
+        rhythm: Rhythm,
+        windows: Tensor,
+        batch_size: int,
+        stop: StopSignal,
+        validated: Callable[[int, float], None],
     ) -> None:
         self.cell, self.run, self.rhythm = cell, run, rhythm
-        self.windows, self.batch_size, self.stop = windows, batch_size, stop
+        self.windows, self.batch_size, self.stop, self.validated = windows, batch_size, stop, validated
         self.history: list[dict[str, float]] = []  # one row per recorded step
         self.seconds = 0.0  # wall time, everything included, over all resumes
         self.stepping = 0.0  # of it, in training steps
@@ -147,6 +155,8 @@ class Recorder(lightning.Callback):
             name = signal.Signals(self.stop.received or signal.SIGTERM).name
             message = f"stopped by {name} after step {step:,}; run again to go on from there"
             raise StoppedError(message, self.stop.received or signal.SIGTERM)
+        if validated and self.run is not None:
+            self.validated(step, self.history[-1]["validation/loss"])
         self._step_started = time.monotonic()
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
@@ -214,7 +224,8 @@ def make_trainer(execution: ExecutionConfig, accumulate: int, callback: lightnin
         plugins.append(SLURMEnvironment(auto_requeue=False))  # a requeued job resumes by running the same command
     strategy: Any = execution.strategy
     if strategy == "fsdp":
-        strategy = ModelParallelStrategy(save_distributed_checkpoint=False)
+        devices = execution.devices * execution.nodes
+        strategy = ModelParallelStrategy(devices, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return lightning.Trainer(
         accelerator=execution.accelerator,
         devices=execution.devices,

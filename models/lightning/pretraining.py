@@ -73,14 +73,15 @@ class Pretraining(lightning.LightningModule):
         return self.first_step + self.global_step
 
     def configure_model(self) -> None:
-        """Shard over the device mesh, block by block, under `ModelParallelStrategy`; compile if asked to."""
+        """Shard over the devices, under `ModelParallelStrategy`; compile if asked to.
+
+        The model is one unit: gradients and optimizer state stay sharded, and the weights are gathered once per step,
+        not at every call of a block that a recursion calls again and again.
+        """
         if self.device_mesh is not None:
-            mesh = self.device_mesh["data_parallel"]
-            stacks = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
-            for block in (block for stack in reversed(stacks) for block in stack):  # inner blocks first
-                fully_shard(block, mesh=mesh)
-            fully_shard(self.model, mesh=mesh)
-            register_fsdp_forward_method(self.model, "training_loss")
+            fully_shard(self.model, mesh=self.device_mesh["data_parallel"], reshard_after_forward=False)
+            if type(self.model).training_loss is not CausalLM.training_loss:  # its own: it does not call `forward`
+                register_fsdp_forward_method(self.model, "training_loss")
         self.loss_of = torch.compile(self.model.training_loss) if self.compiled else self.model.training_loss
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -31,14 +31,14 @@ def test_the_two_newest_checkpoints_are_kept(cell):
     for step in (4, 8, 12):
         put(cell, step)
     assert sorted(path.name for path in cell.folder.glob("*.ckpt")) == ["step-00000008.ckpt", "step-00000012.ckpt"]
-    step, path = Cell(cell.folder.parent, FINGERPRINT).latest()
-    assert (step, load_state(path)) == (12, {"step": 12})
+    assert Cell(cell.folder.parent, FINGERPRINT).latest() == (12, cell.checkpoint_path(12))
+    assert load_state(cell.checkpoint_path(12)) == {"step": 12}
 
 
 def test_a_checkpoint_nobody_vouched_for_does_not_count(cell):
     put(cell, 4)
     save_state({"step": 8}, cell.checkpoint_path(8))
-    assert cell.latest()[0] == 4
+    assert cell.latest() == (4, cell.checkpoint_path(4))
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(cell, capsys):
@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(cell, capsys):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert cell.latest()[0] == 4
+    assert cell.latest() == (4, cell.checkpoint_path(4))
     assert capsys.readouterr().err.startswith(f"{path}: altered or truncated; going on from")
     cell.checkpoint_path(4).unlink()
     with pytest.raises(StageError, match="no intact checkpoint is left"):
@@ -86,7 +86,7 @@ def test_a_result_that_cannot_be_made_leaves_the_checkpoints(cell):
     with pytest.raises(OSError, match="disk full"):
         cell.finish(fail)
     assert not cell.finished
-    assert cell.latest()[0] == 4
+    assert cell.latest() == (4, cell.checkpoint_path(4))
 
 
 def test_clearing_forgets_the_run_too(cell):
@@ -127,7 +127,7 @@ def test_a_state_that_does_not_fit_on_the_disk_leaves_the_one_before(cell):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert cell.latest()[0] == 4
+    assert cell.latest() == (4, cell.checkpoint_path(4))
     assert sorted(path.name for path in cell.folder.iterdir()) == ["cell.json", "step-00000004.ckpt"]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from models import preset
 from models.configuration import ConfigError
 from pipelines.command import PROJECT, execute, load
 from pipelines.config import PipelineConfig, StageError, StoppedError
@@ -40,7 +41,7 @@ def test_every_preset_is_a_choice_with_the_changes_of_the_params_file():
         3,
         1.0,
     )
-    assert (config.model.layers, config.model.window) == (2, 64)
+    assert config.model == preset("transformer_pp_tiny_window", layers=2)
     assert load(["model=looplm_tiny"]).model.family == "looplm"
 
 
@@ -49,10 +50,10 @@ def test_the_params_file_changes_presets_and_the_vocabulary_follows_the_data(tmp
     params["models"] = {"transformer_pp_tiny": {"layers": 7}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     config = load(["model=transformer_pp_tiny", "data.vocab_size=300"])
-    assert (config.model.layers, config.model.vocab_size) == (7, 300)
+    assert config.model == preset("transformer_pp_tiny", layers=7, vocab_size=300)
     assert list(config.models) == ["transformer_pp_tiny"]
     assert config.models["transformer_pp_tiny"] == config.model
-    assert load(["model=transformer_pp_tiny", "model.layers=1"]).model.layers == 1
+    assert load(["model=transformer_pp_tiny", "model.layers=1"]).model == preset("transformer_pp_tiny", layers=1)
 
 
 @pytest.mark.parametrize(

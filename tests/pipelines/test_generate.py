@@ -12,6 +12,7 @@ from pipelines.generate import generate, main
 from pipelines.text_tokenizer import ByteTokenizer
 from pipelines.vocabulary import open_tokenizer
 from tests.pipelines.settings import settings
+from tests.pipelines.toys import Positional
 
 
 @pytest.fixture
@@ -34,21 +35,20 @@ def test_temperature_zero_follows_the_likeliest_token_of_a_full_forward(model):
     assert text(model) == "".join(pieces)
 
 
-class Parrot:
+class Parrot(Positional):
     """Says the same token whatever it reads."""
 
     def __init__(self, token: int, vocab_size: int) -> None:
-        self.logits = torch.zeros(vocab_size).index_fill_(0, torch.tensor(token), 1.0)
+        super().__init__()
+        self.says = torch.zeros(vocab_size).index_fill_(0, torch.tensor(token), 1.0)
 
-    def init_state(self, batch_size: int) -> None:
-        return None
-
-    def extend(self, tokens, state):
-        return self.logits.expand(*tokens.shape, -1), state
+    def logits(self, tokens, seen):
+        return self.says.expand(*tokens.shape, -1)
 
 
 def test_a_word_after_the_prompt_keeps_its_space():
     mistral = open_tokenizer(settings(data={"tokenizer": "mistral", "vocab_size": 32000}).data)
+    assert mistral is not None
     word = int(mistral.encode_batch(["names"])[0][0])  # the piece with its space
     assert text(Parrot(word, mistral.vocab_size), mistral, "a list of", tokens=2) == " names names"
     assert text(Parrot(word, mistral.vocab_size), mistral, "", tokens=2) == "names names"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -248,7 +249,7 @@ def pause_after_step_ten() -> None:
     """The training waits for a signal."""
     from pipelines.training import Recorder
 
-    original = Recorder.on_train_batch_end
+    original: Any = Recorder.on_train_batch_end
 
     def patched(self, trainer, module, *rest):
         if module.step == 10:
@@ -257,7 +258,7 @@ def pause_after_step_ten() -> None:
                 time.sleep(0.01)
         original(self, trainer, module, *rest)
 
-    Recorder.on_train_batch_end = patched
+    Recorder.on_train_batch_end = patched  # type: ignore[method-assign]
 
 
 def nan_at_step_ten() -> None:

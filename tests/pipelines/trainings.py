@@ -63,7 +63,10 @@ class Fault:
     after: bool = False
 
 
-def train(config: PipelineConfig, folder: Path, fault: Fault | None = None, timeout: float = 120) -> tuple[int, str]:
+Trouble = Fault | Callable[[], Any] | None  # a function is called in the process before the stage begins
+
+
+def train(config: PipelineConfig, folder: Path, fault: Trouble = None, timeout: float = 120) -> tuple[int, str]:
     """Run the stage in `folder`; returns the exit code (-9 when killed) and what it printed."""
     process = start(config, folder, fault)
     process.join(timeout)
@@ -71,7 +74,7 @@ def train(config: PipelineConfig, folder: Path, fault: Fault | None = None, time
     return process.exitcode, (folder / "log.txt").read_text()
 
 
-def start(config: PipelineConfig, folder: Path, fault: Fault | Callable[[], Any] | None = None) -> Any:
+def start(config: PipelineConfig, folder: Path, fault: Trouble = None) -> Any:
     """Begin the stage in `folder`; returns the process."""
     process = PROCESSES.Process(target=_run, args=(config, folder, fault), daemon=True)
     process.start()
@@ -92,7 +95,7 @@ def _make_ledger(file: Path) -> None:
     find_run(TrackingConfig(uri=f"sqlite:///{file}", experiment="unused"), "none")
 
 
-def _run(config: PipelineConfig, folder: Path, fault: Fault | Callable[[], Any] | None) -> None:
+def _run(config: PipelineConfig, folder: Path, fault: Trouble) -> None:
     from pipelines import pretrain
     from pipelines.command import guarded
 
