@@ -52,9 +52,9 @@ def recall(results: Sequence[Result]) -> Section:
         else "No model recalls above chance, as is to be expected of models trained on ordinary text alone."
     )
     caption = (
-        "Share of right answers about facts written into held-out text. MQAR: key-value pairs, all asked. Needle: "
-        "facts at several depths, asked at the end. Facts: told in one text chunk, asked chunks later. Bold: more above "
-        f"chance than luck explains (binomial, {LUCK:.0%} over the table). {source(asked)}"
+        "Share of right answers about facts written into held-out text. MQAR: key-value pairs, all asked. "
+        "Needle: facts at several depths, asked at the end. Facts: told in one text chunk, asked chunks later. "
+        f"Bold: more above chance than luck explains (binomial, {LUCK:.0%} over the table). {source(asked)}"
     )
     heads = ("task", "condition", "questions", "chance", *labels(asked))
     return Section("recall", "Recall", (sentence, table("Accuracy of recall", heads, rows, caption, labels=2)))

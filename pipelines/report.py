@@ -20,7 +20,7 @@ from pipelines import accounts, controls, curves, sections
 from pipelines.figures import DARK, PALETTE, Drawing
 from pipelines.files import atomic_path, write_text
 from pipelines.recall_section import recall
-from pipelines.results import ReportError, Result, load_results
+from pipelines.results import ReportError, Result, load_results, unevaluated
 from pipelines.sections import Block, Section
 from pipelines.tables import Table, words
 
@@ -124,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.strerror}: {error.filename}", file=sys.stderr)
         return 1
+    for path in unevaluated(options.artifacts, options.evaluations):
+        print(f"left out: {path} is not evaluated: python -m pipelines.evaluate checkpoint={path}", file=sys.stderr)
     print(f"{summary.text()}\n{page}")
     return 0
 

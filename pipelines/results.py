@@ -141,6 +141,12 @@ def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
     return sorted(results, key=lambda result: (not result.full, not result.local, result.name))
 
 
+def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
+    """Trained models no evaluation speaks of: a report leaves them out."""
+    trained = sorted(path.parent for path in artifacts.glob("*/metrics.json"))
+    return [path for path in trained if not (evaluations / path.name / "metrics.json").is_file()]
+
+
 def _load(name: str, artifact: Path, evaluation: Path) -> Result:
     result = Result(
         name=name,

@@ -298,6 +298,17 @@ def test_what_cannot_be_reported_is_one_line(case, tmp_path, capsys):
     assert not (tmp_path / "reports").exists()
 
 
+def test_a_model_without_evaluation_is_left_out_aloud(tmp_path, capsys, monkeypatch):
+    for name in ("mela_tiny", "transformer_pp_tiny"):
+        write_model(tmp_path, name)
+    (tmp_path / "evaluations" / "mela_tiny" / "metrics.json").unlink()
+    monkeypatch.setattr(report, "run", lambda *folders: (sections.measures(load_results(*folders[:2])), Path("page")))
+    assert report.main(_arguments(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"left out: {tmp_path / 'artifacts' / 'mela_tiny'} is not evaluated: ")
+    assert "Mela tiny" not in captured.out
+
+
 def test_only_report_errors_are_the_users(tmp_path):
     with pytest.raises(ReportError, match="dvc repro"):
         load_results(tmp_path, tmp_path)
