@@ -100,7 +100,7 @@ class CausalLM(nn.Module):
         """Costs for sequences of `context` tokens; depends on the config alone, so it works on the meta device."""
 
     def training_loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean next-token cross-entropy in nats.
+        """What training minimises, in nats per token.
 
         Args:
             inputs: `[B, T]` tokens.
@@ -108,8 +108,12 @@ class CausalLM(nn.Module):
         Returns:
             The scalar to minimise, and named scalars to log beside it (a family with its own objective overrides this).
         """
+        return self.cross_entropy(inputs, targets), {}
+
+    def cross_entropy(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean next-token cross-entropy of `forward`, in nats: what validation compares any two models by."""
         logits = self(inputs)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()), {}
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def set_control(self, control: str) -> None:
         """Switch an evaluation-time control, such as Mela's `zero`; `ConfigError` for one the family has not."""

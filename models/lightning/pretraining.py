@@ -125,7 +125,7 @@ class Pretraining(lightning.LightningModule):
             place = turn * ranks + self.trainer.global_rank
             batch = batches[min(place, len(batches) - 1)].to(self.device)
             with self.trainer.precision_plugin.val_step_context():
-                loss = self.model.training_loss(batch[:, :-1], batch[:, 1:])[0]
+                loss = self.model.cross_entropy(batch[:, :-1], batch[:, 1:])
             total += len(batch) * float(loss) * (place < len(batches))
         self.model.train()
         return self._over_devices(total, "sum") / len(windows)
