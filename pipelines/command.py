@@ -61,9 +61,9 @@ def execute(run: Stage) -> int:
 
     try:
         folder = project_folder()
-        stated = _register(folder, help_text=inspect.getdoc(run) or "")
+        stated = register(folder, help_text=inspect.getdoc(run) or "")
     except (ConfigError, OmegaConfBaseException) as error:
-        return _report(explain(error), 2)
+        return report(explain(error), 2)
     os.chdir(folder)
     return guarded(compose) or max(codes, default=0)
 
@@ -73,14 +73,14 @@ def guarded(action: Callable[[], Any]) -> int:
     try:
         action()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        return _report(explain(error), 2)
+        return report(explain(error), 2)
     except StageError as error:
-        return _report(str(error), error.exit_code)
+        return report(str(error), error.exit_code)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _report(f"{error.strerror or error}{where}", 1)
+        return report(f"{error.strerror or error}{where}", 1)
     except KeyboardInterrupt:
-        return _report("interrupted", 130)
+        return report("interrupted", 130)
     return 0
 
 
@@ -92,7 +92,7 @@ def load(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Pip
     """
     folder = Path(folder or project_folder()).resolve()
     try:
-        stated = _register(folder)
+        stated = register(folder)
         with hydra.initialize(config_path=None, version_base="1.3"):
             return typed(hydra.compose("params", list(overrides)), stated)
     except (HydraException, OmegaConfBaseException) as error:
@@ -147,8 +147,10 @@ def _model(name: str, changes: Mapping[str, Any], where: str) -> ModelConfig:
     return config_from(type(standard), asdict(standard) | dict(changes), where)
 
 
-def _register(folder: Path, help_text: str = "") -> dict[str, Any]:
+def register(folder: Path, help_text: str = "", **hydra_options: str) -> dict[str, Any]:
     """Give Hydra `params.yaml` and the options of group `model`; returns the `models` section of `params.yaml`.
+
+    `hydra_options` choose among Hydra's own groups: `sweeper="cells"`.
 
     Configs are stored, not searched for: Hydra would walk the whole project folder to list its groups.
     """
@@ -163,12 +165,13 @@ def _register(folder: Path, help_text: str = "") -> dict[str, Any]:
         standard = asdict(preset(name)) | {"vocab_size": "${data.vocab_size}"} | dict(stated.get(name) or {})
         store.store(group="model", name=name, node={"model_name": name, "model": standard}, package="_global_")
     quiet = HydraConf(output_subdir=None, run=RunDir("."), sweep=SweepDir("multirun", "."))
-    quiet.defaults = [*quiet.defaults, {"override hydra_logging": "none"}, {"override job_logging": "none"}]
+    chosen = {"hydra_logging": "none", "job_logging": "none"} | hydra_options
+    quiet.defaults = [*quiet.defaults, *({f"override {group}": option} for group, option in chosen.items())]
     quiet.help = HelpConf(template=f"{help_text}\n\nmodel=<one of>: {', '.join(PRESETS)}\n{HELP}")
     store.store(group="hydra", name="config", node=quiet, provider="hydra")
     return stated
 
 
-def _report(message: str, code: int) -> int:
+def report(message: str, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code

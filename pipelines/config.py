@@ -18,6 +18,10 @@ class StageError(RuntimeError):
     exit_code = 1
 
 
+class BusyError(StageError):
+    """Another process is at the same work."""
+
+
 class StoppedError(StageError):
     """A signal asked the stage to stop, and it did so in good order."""
 

@@ -59,20 +59,20 @@ class Run:
             for name, value in metrics.items()
             if (known := self._logged.get((_allowed(name), step))) is None or (correct and known != value)
         ]
-        with _one_line("write to", self._uri):
+        with one_line("write to", self._uri):
             for start in range(0, len(new), BATCH):
                 self._client.log_batch(self.run_id, metrics=new[start : start + BATCH])
         self._logged |= {(metric.key, metric.step): metric.value for metric in new}
 
     def artifact(self, name: str, content: Mapping[str, Any]) -> None:
         """Keep a JSON file with the run."""
-        with _one_line("write to", self._uri):
+        with one_line("write to", self._uri):
             self._client.log_text(self.run_id, json.dumps(content, indent=2) + "\n", _allowed(name))
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """RUNNING inside the block, which ends with `finish`; KILLED or FAILED with the tag `reason` if it does not."""
-        with _one_line("write to", self._uri):
+        with one_line("write to", self._uri):
             self._client.update_run(self.run_id, status="RUNNING")
         try:
             yield
@@ -83,7 +83,7 @@ class Run:
 
     def finish(self) -> None:
         """FINISHED."""
-        with _one_line("write to", self._uri):
+        with one_line("write to", self._uri):
             if "reason" in self._client.get_run(self.run_id).data.tags:  # of an earlier interruption
                 self._client.delete_tag(self.run_id, "reason")
             self._client.set_terminated(self.run_id, "FINISHED")
@@ -116,8 +116,8 @@ def open_run(
     Raises:
         StageError: when the ledger cannot be reached or written.
     """
-    client, experiment = _connect(tracking)
-    with _one_line("open a run in", tracking.uri):
+    client, experiment = connect(tracking)
+    with one_line("open a run in", tracking.uri):
         found = client.search_runs([experiment.experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
         if found:
             run_id = found[0].info.run_id
@@ -136,16 +136,16 @@ def open_run(
 
 def find_run(tracking: TrackingConfig, run_id: str) -> Run | None:
     """An existing run, to add to it; None when the ledger has no such run."""
-    client, _ = _connect(tracking)
-    with _one_line("read", tracking.uri):
+    client, _ = connect(tracking)
+    with one_line("read", tracking.uri):
         return Run(client, run_id, tracking.uri) if _has(client, run_id) else None
 
 
-def _connect(tracking: TrackingConfig) -> tuple[MlflowClient, Experiment]:
+def connect(tracking: TrackingConfig) -> tuple[MlflowClient, Experiment]:
     """A client and the experiment, both made when missing. Several processes may come at the same moment."""
     database = re.fullmatch(r"sqlite:///(.+)", tracking.uri)
     with ExitStack() as stack:
-        stack.enter_context(_one_line("open", tracking.uri))
+        stack.enter_context(one_line("open", tracking.uri))
         stack.enter_context(warnings.catch_warnings(action="ignore"))  # MLflow's, about the libraries it uses
         artifacts = None
         if database is not None:
@@ -182,7 +182,7 @@ def _has(client: MlflowClient, run_id: str) -> bool:
 
 
 @contextmanager
-def _one_line(what: str, uri: str) -> Iterator[None]:
+def one_line(what: str, uri: str) -> Iterator[None]:
     """Errors of MLflow as a `StageError`; passwords in URIs are not shown."""
     try:
         yield

@@ -21,7 +21,7 @@ from pipelines.command import typed
 from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
 from pipelines.identity import code_digest, fingerprint
 from pipelines.sweep_file import SweepFile, sweep_from
-from pipelines.token_index import read_index
+from pipelines.token_index import INDEX, read_index
 
 SECTIONS = {"pretrain": ("model", "pretrain", "evaluate"), "distill": ("model", "pretrain", "distill", "evaluate")}
 GROWING = ("seeds", "n_trials")  # more of them extend a sweep; anything else makes another one
@@ -106,11 +106,12 @@ class Plan:
         return [self.task(cell, seed) for seed in seeds for cell in cells]
 
 
-def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, Any]]) -> Plan:
+def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, Any]], absent: bool = False) -> Plan:
     """A plan of a checked sweep.
 
     Args:
         bases: for each preset of the table what Hydra composed, as plain values with references unresolved.
+        absent: accept token data that is not there; nothing can be run then.
     Raises:
         ConfigError: for a cell that cannot be built.
         DataError: when token data is not there.
@@ -118,10 +119,16 @@ def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, A
     unknown = Plan(name, dict(values), dict(bases), {}, {})
     configs = [unknown.config(cell, 0) for cell in unknown.sweep.cells()]
     folders = dict.fromkeys(config.data.directory for config in configs)
-    data = {folder: read_index(Path(folder))["digest"] for folder in folders}
+    data = {folder: _data_digest(folder, absent) for folder in folders}
     families = dict.fromkeys(config.model.family for config in configs)
     code = {family: code_of(unknown.sweep.stage, family) for family in families}
     return replace(unknown, data=data, code=code)
+
+
+def _data_digest(folder: str, absent: bool) -> str:
+    if absent and not (Path(folder) / INDEX).is_file():
+        return "absent"
+    return read_index(Path(folder))["digest"]
 
 
 def modules_of(stage: str, family: str) -> list[str]:

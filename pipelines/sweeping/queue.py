@@ -26,7 +26,7 @@ from pipelines.sweeping.lease import Watch, mine
 from pipelines.sweeping.plan import Plan
 
 LIVES = 5  # processes that may die over a run before it counts as failed: out of memory, most likely
-PLAN, SWEEP, LOOKS = "plan", "sweep", "looks"  # attributes of a study
+PLAN, SWEEP, LOOKS, PARENT = "plan", "sweep", "looks", "parent"  # attributes of a study
 
 STATUS: dict[TrialState, Status] = {
     TrialState.WAITING: "queued",
@@ -185,6 +185,13 @@ class Queue:
             recorded = sorted({*recorded, seeds})
             self.study.set_user_attr(LOOKS, recorded)
         return tuple(recorded)
+
+    def parent(self, run_id: str | None = None) -> str | None:
+        """The ledger's run of the whole sweep; `run_id` sets it, for good."""
+        recorded = self.study.user_attrs.get(PARENT)
+        if recorded is None and run_id is not None:
+            self.study.set_user_attr(PARENT, run_id)
+        return recorded or run_id
 
     def _outcome(self, attempts: Sequence[Attempt]) -> Outcome:
         last = attempts[-1]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from models.configuration import ConfigError, config_from
-from pipelines.config import ExecutionConfig, StageError, StoppedError, TrackingConfig
+from pipelines.config import BusyError, ExecutionConfig, StageError, StoppedError, TrackingConfig
 from pipelines.identity import code_digest
 from pipelines.sweeping import lease
 from pipelines.sweeping.plan import Local, Plan, Task, code_of, modules_of
@@ -39,10 +39,6 @@ class PrunedError(StoppedError):
         super().__init__(message, 0)
 
 
-class BusyError(StageError):
-    """Another process is at this very run, for another sweep."""
-
-
 @dataclass(frozen=True)
 class Job:
     """One taken run, as a runner sees it."""
@@ -50,6 +46,7 @@ class Job:
     plan: Plan
     task: Task
     local: Local
+    parent: str | None  # the ledger's run of the whole sweep
     progress: Callable[[str], None]  # told what to show beside the run
     baseline: Callable[[], Result | None]  # the baseline's result of the same seed, if it is finished
 
@@ -147,7 +144,7 @@ def _run(
 
         try:
             _require_same_code(plan, task)
-            result = runner(Job(plan, task, local, progress, baseline))
+            result = runner(Job(plan, task, local, queue.parent(), progress, baseline))
             judged = plan.sweep.measure(plan.sweep.measures[0])
             if judged not in result.values:
                 raise StageError(f"{judged} was not measured")

@@ -1,0 +1,143 @@
+"""An ablation as its table's data: what was measured, and everything that follows from it.
+
+Special here: all of a table's pages are a pure function of `data.json`, which lies beside them. Regenerating a table
+and checking it are the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipelines.ablation_tables import claims_table, effects_table, measures_table
+from pipelines.claims import Judgement, judge_claims
+from pipelines.fairness import Choice, audit
+from pipelines.noise_floor import noise_floor
+from pipelines.outcomes import Outcome, Outcomes
+from pipelines.report import Report
+from pipelines.results import short
+from pipelines.sections import Section
+from pipelines.sweep_file import SweepFile, sweep_from
+from pipelines.tables import MISSING, Cell, Table, table
+from pipelines.verdicts import Effect, Rules, judge
+
+Curve = Sequence[Sequence[float]]  # [step, tokens, held-out loss] at each validation
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Plain values, but for the outcomes."""
+
+    name: str
+    study: str
+    values: dict[str, Any]  # of the sweep, for `sweep_from`
+    seeds: tuple[int, ...]
+    looks: tuple[int, ...]  # numbers of seeds at which verdicts were given
+    outcomes: tuple[Outcome, ...]
+    curves: dict[str, Curve] = field(default_factory=dict)  # "cell · seed 0" -> curve
+    tuning: dict[str, dict[str, Any]] = field(default_factory=dict)  # cell -> its nuisance values
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> Ablation:
+        tuples = {key: tuple(data[key]) for key in ("seeds", "looks")}
+        return cls(**{**data, **tuples, "outcomes": tuple(Outcome(**each) for each in data["outcomes"])})
+
+    def dump(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @cached_property
+    def sweep(self) -> SweepFile:
+        return sweep_from(self.name, self.values)
+
+    @cached_property
+    def table(self) -> Outcomes:
+        return Outcomes([cell.name for cell in self.sweep.cells()], self.seeds, self.outcomes)
+
+    @property
+    def baseline(self) -> str:
+        return self.sweep.baseline_name
+
+    @property
+    def rules(self) -> Rules:
+        """As stated, with the looks that were taken: a table read at 3 seeds and again at 5 spends alpha twice."""
+        rules = self.sweep.verdicts or Rules()
+        return replace(rules, looks=self.looks) if len(self.looks) > 1 and not rules.looks else rules
+
+    @property
+    def measures(self) -> list[str]:
+        return [self.sweep.measure(name) for name in self.sweep.measures]
+
+    def effects(self, measure: str) -> list[Effect]:
+        return judge(self.table, measure, self.baseline, self.rules)
+
+    @cached_property
+    def judgements(self) -> list[Judgement]:
+        return judge_claims(self.sweep.parsed_claims(), self.sweep.table(), self.table, self.rules)
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.status == "failed"]
+
+    @property
+    def scale(self) -> str:
+        """What "at this scale" means."""
+        values = self.table.values("parameters"), self.table.values("tokens")
+        known = [array[np.isfinite(array)] for array in values]
+        if not all(map(len, known)):
+            return self.sweep.budget
+        parameters, tokens = (float(np.median(array)) for array in known)
+        return f"budget {self.sweep.budget}: {parameters / 1e6:.3g}M parameters, {tokens / 1e6:.3g}M tokens"
+
+    def floor(self) -> str:
+        """The noise floor of the judged measure, in a sentence."""
+        again = next((cell.name for cell in self.sweep.cells() if cell.replicate == 1), None)
+        return noise_floor(self.table, self.measures[0], self.baseline, again).text
+
+    def effects_table(self) -> Table:
+        return effects_table(
+            self.sweep.title, self.measures[0], self.effects(self.measures[0]), self.table, self.rules, self.floor()
+        )
+
+    def measures_table(self) -> Table:
+        return measures_table("Every measure", {name: self.effects(name) for name in self.measures}, self.rules)
+
+    def claims_table(self) -> Table:
+        return claims_table(self.judgements, self.rules, self.scale)
+
+    def audit(self) -> Table:
+        state = next((name for name in self.measures if name.startswith("state_bytes")), "state_bytes/none")
+        choices = {cell: Choice(each["values"], tuple(each["edges"])) for cell, each in self.tuning.items()}
+        return audit(self.table, self.baseline, state, choices)
+
+    def runs_table(self) -> Table:
+        """Where every number comes from, and what became of the runs that gave none."""
+        rows = []
+        for cell in self.table.cells:
+            for outcome in self.table.of(cell):
+                said = outcome.provenance
+                source = [short(said.get(name)) if said else MISSING for name in ("run_id", "commit", "data_digest")]
+                status = f"{outcome.status}: {outcome.reason}" if outcome.reason and not said else outcome.status
+                row = [cell, str(outcome.seed), Cell(status, strong=outcome.status != "done"), *source]
+                rows.append(row)
+        return table("Runs", ["cell", "seed", "status", "run", "commit", "data"], rows, labels=6)
+
+    def report(self) -> Report:
+        sweep = self.sweep
+        judged = (self.effects_table(),) if sweep.verdicts else ()
+        sections = [
+            Section("verdicts", "What came out", (*judged, self.measures_table())),
+            *([Section("claims", "Claims", (self.claims_table(),))] if self.judgements else []),
+            Section("fairness", "Was it fair?", (self.audit(),)),
+            Section("runs", "Where the numbers come from", (self.runs_table(),)),
+        ]
+        done = sum(outcome.status == "done" for outcome in self.outcomes)
+        lead = [
+            f"{sweep.source}. {len(self.table.cells)} cells, {len(self.seeds)} seeds, {self.scale}; "
+            f"{done} of {len(self.outcomes)} runs done.",
+            f"Launched as {self.study}.",
+        ]
+        return Report(sweep.title, lead, sections)

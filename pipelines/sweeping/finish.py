@@ -1,0 +1,100 @@
+"""The end of a launch: the table in the terminal, in its folder and in the ledger; failures told by the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from pipelines.config import StageError, TrackingConfig
+from pipelines.ledger import connect, one_line, open_run
+from pipelines.sweeping import pages
+from pipelines.sweeping.ablation import Ablation
+from pipelines.sweeping.ledger import CELL_KEY, entry_of
+from pipelines.sweeping.options import Options
+from pipelines.sweeping.plan import Local, Plan
+from pipelines.sweeping.queue import Queue
+from pipelines.sweeping.run_cell import local_of, tags
+
+MOST_NAMED = 5  # failed runs named in the last line
+
+
+def collect(plan: Plan, queue: Queue) -> Ablation:
+    """What the queue knows, as a table's data. Seeds of earlier, larger launches count, too."""
+    outcomes = {(each.cell, each.seed): each for each in queue.outcomes()}
+    cells = {cell.name for cell in plan.sweep.cells()}
+    seeds = sorted({*range(plan.sweep.seeds), *(seed for _, seed in outcomes)})
+    shown = tuple(outcomes[key] for key in sorted(outcomes) if key[0] in cells)
+    complete = plan.sweep.verdicts is not None and all(outcome.status == "done" for outcome in shown)
+    looks = queue.looks(len(seeds) if complete else None)
+    curves = {
+        f"{cell} · seed {seed}": result.curve
+        for (cell, seed), attempts in sorted(queue.history().items())
+        if (result := attempts[-1].result) and cell in cells
+    }
+    return Ablation(plan.name, plan.study, plan.values, tuple(seeds), looks, shown, curves)
+
+
+def finish(plan: Plan, queue: Queue, local: Local, options: Options) -> None:
+    """Write, show and record the table.
+
+    Raises:
+        StageError: when runs failed, naming them.
+    """
+    ablation = collect(plan, queue)
+    page = pages.write(ablation, pages.ABLATIONS / plan.name)
+    _print(ablation)
+    tracking = local_of(plan, plan.task(plan.sweep.cells()[0], 0), local).tracking
+    parent = queue.parent()
+    if parent:
+        _record(ablation, tracking, parent, page.parent)
+        _refer(plan, ablation, tracking, parent)
+    print(page)
+    failed = ablation.failed
+    if failed:
+        named = [f"{each.cell} · seed {each.seed} ({each.reason})" for each in failed[:MOST_NAMED]]
+        more = f" and {len(failed) - MOST_NAMED} more" if len(failed) > MOST_NAMED else ""
+        raise StageError(f"{len(failed)} of {len(ablation.outcomes)} runs failed: {'; '.join(named)}{more}")
+
+
+def _print(ablation: Ablation) -> None:
+    console = Console(soft_wrap=True)
+    for table in [
+        ablation.effects_table() if ablation.sweep.verdicts else ablation.measures_table(),
+        *([ablation.claims_table()] if ablation.judgements else []),
+    ]:
+        console.print(table.text(), markup=False, highlight=False)
+        console.print(table.caption, style="dim", markup=False, highlight=False)
+
+
+def _record(ablation: Ablation, tracking: TrackingConfig, parent: str, folder: Path) -> None:
+    """Mean, interval and verdict of every cell as metrics and tags of the parent run, the table as its artifact."""
+    client, _ = connect(tracking)
+    with one_line("write to", tracking.uri):
+        for effect in ablation.effects(ablation.measures[0]):
+            name = "".join(c if c.isalnum() or c in "-._ " else "_" for c in effect.cell)
+            numbers = {"mean": effect.mean, "difference": effect.difference, "low": effect.low, "high": effect.high}
+            for kind, value in numbers.items():
+                if value == value:
+                    client.log_metric(parent, f"{kind}/{name}", value)
+            client.set_tag(parent, f"verdict.{name}"[:250], effect.text)
+        client.log_artifacts(parent, str(folder), "table")
+        client.set_terminated(parent, "FAILED" if ablation.failed else "FINISHED")
+
+
+def _refer(plan: Plan, ablation: Ablation, tracking: TrackingConfig, parent: str) -> None:
+    """A child run for each result that lies in another table's experiment, so that this one is whole, too."""
+    _, experiment = connect(tracking)
+    cells = {cell.name: cell for cell in plan.sweep.cells()}
+    for outcome in ablation.outcomes:
+        entry = entry_of(tracking, outcome.provenance["run_id"]) if outcome.status == "done" else None
+        if entry is None or entry.info.experiment_id == experiment.experiment_id:
+            continue
+        task = plan.task(cells[outcome.cell], outcome.seed)
+        named = {name: value for name, value in tags(plan, task, parent).items() if name != CELL_KEY}
+        data = {"name": "tokens", "digest": outcome.provenance["data_digest"]}
+        told = {**named, "seed": str(outcome.seed), "measured.by": entry.info.run_id}
+        run = open_run(tracking, f"{plan.study}/{task.key}", task.label, told, {"seed": outcome.seed}, data)
+        with run.running():
+            run.record([(0, outcome.values)])
+            run.finish()

@@ -1,0 +1,105 @@
+"""From the command line to a frozen plan, and on to workers: what the sweeper plugin calls.
+
+Special here: Hydra composes every preset once, before anything runs; a cell's overrides are then applied to that as the
+command line would apply them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.launcher import Launcher
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from models.configuration import config_from, require
+from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
+from pipelines.sweep_file import SWEEPS, SweepFile, sweep_from
+from pipelines.sweeping.options import Options
+from pipelines.sweeping.plan import Local, Plan, freeze
+from pipelines.sweeping.queue import latest_study
+from pipelines.sweeping.storage import open_storage
+from pipelines.sweeping.worker import Settings, work
+
+SECTIONS = [field.name for field in fields(PipelineConfig)]
+FIELDS = [field.name for field in fields(SweepFile) if field.name != "name"]
+CHOSEN = "the sweep chooses it: give it as factors, rows or fixed, such as +fixed.model.layers=2, or seeds=5"
+
+
+def start(config: DictConfig, arguments: Sequence[str], loader: ConfigLoader, launcher: Launcher) -> None:
+    """Launch or resume the sweep that was composed, or be a worker of it.
+
+    Args:
+        config: everything composed, the sweep file in it.
+        arguments: the overrides of the command line, Hydra's own apart.
+        launcher: starts jobs, each of which is a worker.
+    Raises:
+        ConfigError: for anything that cannot be run, by name, before any run.
+        StageError: when runs failed, or the storage, the ledger or the data cannot be used.
+    """
+    choices = config.hydra.runtime.choices
+    known = ", ".join(sorted(path.stem for path in SWEEPS.glob("*.yaml")))
+    require("sweep" in choices, f"name a sweep: +sweep=<one of {known}>")
+    if config.worker:
+        job(config)
+        return
+    stated = _read(config)
+    plan = _freeze(choices["sweep"], stated.values, arguments, loader, stated.options.dry_run)
+    if stated.options.dry_run:
+        from pipelines.sweeping.preview import preview
+
+        preview(plan, stated.local, stated.options)
+        return
+    from pipelines.sweeping.launch import launch
+
+    told = [*arguments, "worker=true", f"study={plan.study}"]
+    elsewhere = choices["hydra/launcher"] != "basic"
+    jobs = (lambda: launcher.launch([told] * stated.options.workers, initial_job_idx=0)) if elsewhere else None
+    launch(plan, stated.local, stated.options, jobs)
+
+
+def job(config: DictConfig) -> None:
+    """Be a worker of a sweep that was launched, until nothing is left."""
+    stated = _read(config)
+    study = stated.options.study
+    name = study.rpartition("-")[0] if study else str(config.hydra.runtime.choices["sweep"])
+    storage = stated.options.where(name)
+    found = study or latest_study(open_storage(storage), name)
+    work(Settings(storage, found, stated.local, stated.options.retries, stay=True))
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What was composed, in its parts."""
+
+    values: dict[str, Any]
+    options: Options
+    local: Local
+
+
+def _read(config: DictConfig) -> Stated:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    options = config_from(Options, {field.name: plain[field.name] for field in fields(Options)}, "options")
+    execution = config_from(ExecutionConfig, plain["execution"], "execution")
+    shared = replace(execution, threads=max(1, execution.threads // options.workers))
+    local = Local(config_from(TrackingConfig, plain["tracking"], "tracking"), shared)
+    return Stated({name: plain[name] for name in FIELDS}, options, local)
+
+
+def _freeze(name: str, values: dict[str, Any], arguments: Sequence[str], loader: ConfigLoader, absent: bool) -> Plan:
+    """The plan of what was composed; `absent` token data is accepted where nothing will run."""
+    sweep = sweep_from(name, values)
+    for override in OverridesParser.create().parse_overrides(list(arguments)):
+        path = override.key_or_group
+        require(path not in ("model", "seed") and not path.startswith("model."), f"{path}: {CHOSEN}")
+    bases = {}
+    for preset in dict.fromkeys(cell.preset for cell in sweep.table()):
+        overrides = [*arguments, f"model={preset}"]
+        composed = loader.load_configuration("params", overrides, RunMode.RUN)
+        plain: Any = OmegaConf.to_container(composed, resolve=False)
+        bases[preset] = {section: plain[section] for section in SECTIONS}
+    return freeze(name, values, bases, absent)
