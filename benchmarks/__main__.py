@@ -36,23 +36,30 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}")
     print(f"matmul peak {peak / 1e9:.1f} GFLOP/s (measured, fp32)\n", flush=True)
     results: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__, "matmul_flops_per_second": peak}
+    ratios = []
     for name in options.names or BENCHMARKS:
-        start = time.perf_counter()
-        results[name] = importlib.import_module(f"benchmarks.{name}").run(peak)
-        print(f"{name}: {time.perf_counter() - start:.0f} s")
-        tell(results[name])
+        start, benchmark = time.perf_counter(), importlib.import_module(f"benchmarks.{name}")
+        results[name] = benchmark.run(peak)
+        print(f"{name}: {str(benchmark.__doc__).splitlines()[0]} ({time.perf_counter() - start:.0f} s)")
+        for case, measured in results[name].items():
+            ratios += tell(case, measured)
+    results["promises"] = {"made": len(ratios), "met": sum(ratio["met"] for ratio in ratios)}
+    print(f"{results['promises']['met']} of {len(ratios)} promises met\n")
     print(json.dumps(results))
 
 
-def tell(result: dict[str, Any]) -> None:
-    """A result as indented lines; a promise as `ratio 1.03 (wanted >= 1.0) met: true`."""
-    for key, value in result.items():
-        if isinstance(value, dict) and "met" in value:
-            value = f"{value['ratio']} (wanted {value['wanted']}) met: {str(value['met']).lower()}"
-        elif isinstance(value, dict):
-            value = ", ".join(f"{name} {each:,}" for name, each in value.items())
-        print(f"  {key}: {value}")
-    print(flush=True)
+def tell(case: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Print one case; returns its promised ratios."""
+    print(f"  {case}")
+    for name, value in measured.items():
+        text = (
+            ", ".join(f"{side} {number:,}" for side, number in value.items())
+            if "met" not in value
+            else (f"{value['ratio']} (wanted {value['wanted']}) met: {str(value['met']).lower()}")
+        )
+        print(f"    {name.replace('_', ' ')}: {text}", flush=True)
+    print()
+    return [value for value in measured.values() if "met" in value]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The neural memory, forward and backward with Newton-Schulz, against `titans-pytorch` at equal shapes."""
+"""The neural memory, forward and backward with Newton-Schulz, fp32, against `titans-pytorch` at equal shapes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,15 @@ def run(peak: float) -> dict[str, Any]:
     `titans` updates its weights after every chunk, as we do. `titans, lazy` is its default: it takes the gradients of
     all chunks at the weights before the first: less to do one after the other, but another computation.
     """
-    result: dict[str, Any] = {"what": f"width {WIDTH}, {HEADS} heads, chunks of {CHUNK} patches, fp32"}
-    for name, (rows, patches) in SHAPES.items():
-        for depth in (1, 2):
-            speeds, fractions, ratio = compare(rows, patches, depth, peak)
-            label = f"{name} ({rows} x {patches}), depth {depth}"
-            result[f"{label}: patches per second"] = speeds
-            result[f"{label}: fraction of matmul peak"] = fractions
-            result[f"{label}: ours / titans"] = promise(ratio, 3.0)
-    return result
+    return {
+        f"{name} ({rows} x {patches}), depth {depth}": compare(rows, patches, depth, peak)
+        for name, (rows, patches) in SHAPES.items()
+        for depth in (1, 2)
+    }
 
 
-def compare(rows: int, patches: int, depth: int, peak: float) -> tuple[dict[str, int], dict[str, float], float]:
-    """Speeds, fractions of the peak (the FLOPs are ours on every side), and our speed over that of `titans`."""
+def compare(rows: int, patches: int, depth: int, peak: float) -> dict[str, Any]:
+    """Speeds, and fractions of the peak; the FLOPs are ours on every side."""
     x = torch.randn(rows, patches, WIDTH, requires_grad=True)
     ours, theirs, lazy = NeuralMemory(WIDTH, HEADS, CHUNK, depth), titans(depth, CHUNK), titans(depth, None)
     sides = {
@@ -51,9 +47,11 @@ def compare(rows: int, patches: int, depth: int, peak: float) -> tuple[dict[str,
     with FlopCounterMode(display=False) as counter:
         sides["ours"]()
     flops, seconds = counter.get_total_flops(), alternate(sides, REPEATS)
-    speeds = {side: round(rows * patches / each) for side, each in seconds.items()}
-    fractions = {side: round(flops / each / peak, 3) for side, each in seconds.items()}
-    return speeds, fractions, seconds["titans"] / seconds["ours"]
+    return {
+        "patches_per_second": {side: round(rows * patches / each) for side, each in seconds.items()},
+        "fraction_of_matmul_peak": {side: round(flops / each / peak, 3) for side, each in seconds.items()},
+        "ours / titans": promise(seconds["titans"] / seconds["ours"], 3.0),
+    }
 
 
 def titans(depth: int, batch: int | None) -> TitansMemory:

@@ -1,4 +1,4 @@
-"""Training steps of Transformer++ against `transformers.LlamaForCausalLM` of the same shape."""
+"""Training steps of Transformer++, fp32, against `transformers.LlamaForCausalLM` of the same shape."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import alternate, promise
 from models import build_model, preset
+from models.language_model import CausalLM
 
 BATCH, CONTEXT, REPEATS = 8, 512, 7
 SHAPE: dict[str, Any] = {"width": 256, "layers": 4, "heads": 4, "hidden": 688, "vocab_size": 2048}
 
 
-def run(peak: float) -> dict[str, Any]:
-    """Tokens per second of both sides: forward, loss, backward and the AdamW step, fp32."""
+def pair() -> tuple[CausalLM, LlamaForCausalLM]:
+    """Both models, with as many parameters."""
     ours = build_model(preset("transformer_pp_tiny", **SHAPE)).train()
     theirs = LlamaForCausalLM(
         LlamaConfig(
@@ -33,6 +34,12 @@ def run(peak: float) -> dict[str, Any]:
         )
     ).train()
     theirs.set_attn_implementation("sdpa")
+    return ours, theirs
+
+
+def run(peak: float) -> dict[str, Any]:
+    """Tokens per second of both sides: forward, loss, backward and the AdamW step, fp32."""
+    ours, theirs = pair()
     window = torch.randint(SHAPE["vocab_size"], (BATCH, CONTEXT + 1))
     inputs, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
     sides = {
@@ -42,12 +49,12 @@ def run(peak: float) -> dict[str, Any]:
     tokens = BATCH * CONTEXT
     speed = {name: tokens / seconds for name, seconds in alternate(sides, REPEATS).items()}
     flops = ours.cost(CONTEXT).total_training_flops
-    return {
-        "what": f"training step, fp32, batch {BATCH} x {CONTEXT} tokens",
+    measured = {
         "tokens_per_second": {name: round(value) for name, value in speed.items()},
         "fraction_of_matmul_peak": {name: round(value * flops / peak, 3) for name, value in speed.items()},
         "transformer_pp / llama": promise(speed["transformer_pp"] / speed["llama"], 1.0),
     }
+    return {f"step of {BATCH} x {CONTEXT} tokens": measured}
 
 
 def step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
