@@ -99,7 +99,7 @@ def facts(
 
 
 def mqar(symbols: Symbols, background: Tensor, pairs: int, generator: torch.Generator) -> Recall:
-    """All `pairs` facts at the start of the background `[B, T]`, T >= 4 * pairs, then each asked once, anywhere after."""
+    """All facts at the start of the background `[B, T]`, T >= 4 * pairs, then each asked once, anywhere after."""
     rows, length = background.shape
     places = (length - 2 * pairs) // 2  # two tokens each, after the facts
     if places < pairs or len(symbols.keys) < pairs:
