@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from pipelines.config import StageError
+from pipelines.config import BusyError, StageError
 from pipelines.files import atomic_path, sha256_file, sync, write_json, write_text
 
 KEPT = 2  # checkpoints
@@ -40,7 +40,7 @@ class Cell:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the cell; `StageError` naming the process that already does."""
+        """Hold the cell; `BusyError` naming the process that already does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         owner = self.folder / "owner"
         try:
@@ -51,7 +51,7 @@ class Cell:
                 yield
         except Timeout:
             holder = owner.read_text("utf-8") if owner.is_file() else "another process"
-            raise StageError(f"{holder} is training this cell ({self.folder}): wait for it or end it") from None
+            raise BusyError(f"{holder} is training this cell ({self.folder}): wait for it or end it") from None
 
     def run_key(self) -> str:
         """A name for the ledger's run of this cell, drawn once and kept before any run has it."""

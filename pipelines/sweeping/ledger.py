@@ -24,16 +24,17 @@ CELL_KEY, FINISHED = "cell.key", "cell.finished"  # tags
 PROVENANCE = {"commit": "commit", "data_digest": "data.digest", "fingerprint": "cell.fingerprint"}  # ours -> tag
 
 
-def finished_runs(
-    tracking: TrackingConfig, key: str | None = None
-) -> dict[str, tuple[dict[str, float], dict[str, str]]]:
+Found = tuple[dict[str, float], dict[str, str]]  # values, provenance
+
+
+def finished_runs(tracking: TrackingConfig, key: str | None = None) -> dict[str, Found]:
     """Values and provenance of the finished runs in every experiment, by key; of one key only if it is given."""
     database = re.fullmatch(r"sqlite:///(.+)", tracking.uri)
     if database and not Path(database[1]).exists():
         return {}
     client, _ = connect(tracking)
     wanted = f"tags.`{FINISHED}` = 'true'" + (f" and tags.`{CELL_KEY}` = '{key}'" if key else "")
-    found: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
+    found: dict[str, Found] = {}
     with one_line("read", tracking.uri):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         token = None
