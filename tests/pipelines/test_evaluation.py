@@ -10,6 +10,7 @@ import torch
 
 from models import build_model, preset
 from models.configuration import ConfigError
+from models.language_model import CausalLM
 from pipelines.config import EvaluateConfig
 from pipelines.evaluation import Evaluation, HeldOut, evaluate_model
 from pipelines.protocol import Window, score
@@ -124,13 +125,46 @@ def test_a_growing_state_is_not_streamed() -> None:
     assert [row["start"] for row in positions if row["kind"] == "chunk"] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("fields", [{}, {"window": 5}, {"chunk": 5}])
-def test_streamed_losses_are_those_of_forward(fields: dict[str, int]) -> None:
-    model = build_model(
-        preset("transformer_pp_tiny", vocab_size=VOCAB, width=16, heads=2, layers=2, hidden=16, **fields)
-    )
+SMALL = {
+    "transformer_pp_tiny": {"layers": 2, "heads": 2},
+    "mela_tiny": {
+        "patch_size": 2,
+        "memory_chunk": 2,
+        "text_chunk": 8,
+        "memory_tokens": 4,
+        "heads": 2,
+        "memory_heads": 2,
+    }
+    | {"decoder_heads": 2, "decoder_layers": 2},
+}
+
+
+def small(name: str, **fields: int) -> CausalLM:
+    return build_model(preset(name, **{"vocab_size": VOCAB, "width": 16, "hidden": 16} | SMALL[name] | fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("transformer_pp_tiny", {}),
+        ("transformer_pp_tiny", {"window": 5}),
+        ("transformer_pp_tiny", {"chunk": 5}),
+        ("mela_tiny", {}),
+    ],
+)
+def test_streamed_losses_are_those_of_forward(name: str, fields: dict[str, int]) -> None:
+    model = small(name, **fields).eval()
     windows = torch.randint(VOCAB, (2, 65), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(score(model, windows, 64, 14), score(model, windows, 64, 1000), atol=1e-4, rtol=0)
+
+
+def test_controls_of_mela_change_what_its_memory_adds() -> None:
+    """Without memory, context before the text chunk changes nothing; with it, every control gives other losses."""
+    losses = evaluate_model(small("mela_tiny"), TEXT, config_of(), batch_tokens=64).losses
+    assert list(losses) == ["on", "zero", "reset", "shuffle"]
+    assert all(not torch.equal(losses["on"][32], losses[control][32]) for control in ("zero", "reset", "shuffle"))
+    torch.testing.assert_close(losses["zero"][16][:, -4:], losses["zero"][32][:, -4:], atol=1e-5, rtol=0)
+    assert (losses["on"][16][:, -4:] - losses["on"][32][:, -4:]).abs().max() > 1e-4
 
 
 def test_every_control_is_evaluated_on_request_only() -> None:
