@@ -19,6 +19,7 @@ PARAMETERS = {
     "melt_tiny": 986_625,
     "ouro_1b4": 1_434_652_673,
     "melt_1b6": 1_636_028_417,
+    "qwen3_1b7": 1_720_567_808,
 }
 PARTNERS = [
     ("mela_tiny", "transformer_pp_tiny"),
