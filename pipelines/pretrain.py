@@ -187,7 +187,8 @@ def _fit(
     config: PipelineConfig, data: TokenData, cell: Cell, run: Run | None, stop: StopSignal, role: Role = ALONE
 ) -> Recorder:
     """Run the steps that are left."""
-    from models.lightning.pretraining import NonFiniteError, Pretraining, Recipe
+    from models.lightning.pretraining import Pretraining, Recipe
+    from models.lightning.training import NonFiniteError
     from pipelines.training import MicroBatches, Recorder, Rhythm, fit, make_trainer
 
     pretrain = config.pretrain

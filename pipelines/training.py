@@ -23,11 +23,11 @@ import lightning
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
-from models.lightning.pretraining import Pretraining
+from models.lightning.training import Training
 from pipelines.checkpoints import Cell, load_state, save_state
 from pipelines.config import ExecutionConfig, StoppedError
 from pipelines.data import BatchLoader
@@ -168,7 +168,7 @@ class Recorder(lightning.Callback):
         self.stop.deferred = False
         self._progress.stop()
 
-    def _row(self, module: Pretraining, step: int, recorded: bool, validated: bool) -> dict[str, float]:
+    def _row(self, module: Training, step: int, recorded: bool, validated: bool) -> dict[str, float]:
         row: dict[str, float] = {"step": step}
         if recorded:
             scalars = {f"train/{name}": value for name, value in module.last_scalars().items()}
@@ -222,15 +222,11 @@ def make_trainer(execution: ExecutionConfig, accumulate: int, callback: lightnin
     plugins: list[Any] = [PlainCheckpoints()]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # a requeued job resumes by running the same command
-    strategy: Any = execution.strategy
-    if strategy == "fsdp":
-        devices = execution.devices * execution.nodes
-        strategy = ModelParallelStrategy(devices, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return lightning.Trainer(
         accelerator=execution.accelerator,
         devices=execution.devices,
         num_nodes=execution.nodes,
-        strategy=strategy,
+        strategy=_strategy(execution),
         precision=precision(execution),
         max_epochs=1,
         accumulate_grad_batches=accumulate,
@@ -245,7 +241,16 @@ def make_trainer(execution: ExecutionConfig, accumulate: int, callback: lightnin
     )
 
 
-def fit(trainer: lightning.Trainer, module: Pretraining, batches: MicroBatches, checkpoint: Path | None) -> None:
+def _strategy(execution: ExecutionConfig) -> Any:
+    devices = execution.devices * execution.nodes
+    if execution.strategy == "fsdp":
+        return ModelParallelStrategy(devices, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    if execution.strategy == "ddp" or devices > 1:
+        return DDPStrategy(static_graph=True)  # a memory no text has come to use has no gradient, in every step
+    return "auto"
+
+
+def fit(trainer: lightning.Trainer, module: Training, batches: MicroBatches, checkpoint: Path | None) -> None:
     """Train on `batches`, from the state in `checkpoint` if there is one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")  # Lightning about torch

@@ -40,12 +40,23 @@ class Objective:
 
 @dataclass
 class Distilled:
-    """The loss of one batch, its parts and the gates behind it."""
+    """The loss of one batch, and its parts without gradient."""
 
     loss: Tensor
-    divergence: list[Tensor]  # in nats per token: of every loop, or of the last alone
+    divergence: Tensor  # `[R]`, or `[1]` of the last loop alone: nats per token
     alignment: Tensor  # 0 where it was not asked for
-    gates: list[Trace]  # chunk by chunk
+    gates: Tensor  # `[R - 1, N, 2]`: mean and mean square of z, by loop (from the second) and layer
+
+    def scalars(self) -> dict[str, Tensor]:
+        """What to log: `divergence/loop_1`, `alignment`, `gate/loop_2/layer_1/mean` and `.../std`."""
+        first = self.gates.shape[0] + 2 - len(self.divergence)
+        named = {f"divergence/loop_{first + i}": value for i, value in enumerate(self.divergence)}
+        named["alignment"] = self.alignment
+        for loop, layers in enumerate(self.gates, start=2):
+            for layer, (mean, square) in enumerate(layers, start=1):
+                named[f"gate/loop_{loop}/layer_{layer}/mean"] = mean
+                named[f"gate/loop_{loop}/layer_{layer}/std"] = (square - mean.square()).clamp(min=0).sqrt()
+        return named
 
 
 def require_pair(student: LoopedConfig, teacher: LoopedConfig, same_loops: bool) -> None:
@@ -109,45 +120,41 @@ def alignment(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
 
 def distill(student: Melt, teacher: LoopLM, tokens: Tensor, objective: Objective) -> Distilled:
     """Loss of `tokens [B, T]` under one objective; gradients reach the student alone."""
-    rows, state = [Chunks()] * student.config.layers, teacher.init_state(len(tokens))
-    divergences, alignments, traces = [], [], []
+    config = student.config
+    rows, state = [Chunks()] * config.layers, teacher.init_state(len(tokens))
+    compared = slice(None) if objective.all_loops else slice(-1, None)
+    divergences, alignments, gates = [], [], []
     for chunk in student.chunks(tokens):
         share = chunk.shape[1] / tokens.shape[1]
         trace, teacher_trace = Trace(), Trace()
         with torch.no_grad():
             teacher_states = teacher.extend_states(chunk, state, teacher_trace)
-        base = Base(base_rows(state, student.config.groups), objective.weight) if objective.weight < 1 else None
+        base = Base(base_rows(state, config.groups), objective.weight) if objective.weight < 1 else None
         states = student.run_chunk(chunk, rows, base, trace)
-        compared = slice(None) if objective.all_loops else slice(-1, None)
-        divergences.append(
-            share
-            * torch.stack(
-                [
-                    head_losses.distillation(
-                        ours.flatten(0, 1), student.head.weight, theirs.flatten(0, 1), teacher.head.weight
-                    )
-                    for ours, theirs in zip(states[compared], teacher_states[compared], strict=True)
-                ]
-            )
-        )
+        divergences += [
+            share * divergence(student, teacher, ours, theirs)
+            for ours, theirs in zip(states[compared], teacher_states[compared], strict=True)
+        ]
         if objective.alignment > 0:
             alignments.append(share * alignment(trace.attended, teacher_trace.attended))
-        traces.append(Trace(gates=[gate.detach() for gate in trace.gates]))
-    divergence = torch.stack(divergences).sum(0)
-    apart = torch.stack(alignments).sum() if alignments else divergence.new_zeros(())
-    loss = divergence.mean() + objective.alignment * apart
-    return Distilled(loss, list(divergence.detach()), apart.detach(), traces)
+        gates.append(share * _moments(trace.gates))
+    by_loop = torch.stack(divergences).unflatten(0, (len(gates), -1)).sum(0)
+    apart = torch.stack(alignments).sum() if alignments else by_loop.new_zeros(())
+    loss = by_loop.mean() + objective.alignment * apart
+    moments = torch.stack(gates).sum(0).view(config.loops - 1, config.layers, 2)
+    return Distilled(loss, by_loop.detach(), apart.detach(), moments)
 
 
-def gate_statistics(traces: Sequence[Trace], layers: int) -> dict[str, float]:
-    """Mean and standard deviation of z by loop (from the second) and layer, named `gate/loop_2/layer_1/mean`."""
-    statistics = {}
-    for index, gates in enumerate(zip(*(trace.gates for trace in traces), strict=True)):
-        loop, layer = divmod(index, layers)
-        values = torch.cat([gate.float().flatten() for gate in gates])
-        name = f"gate/loop_{loop + 2}/layer_{layer + 1}"
-        statistics |= {f"{name}/mean": values.mean().item(), f"{name}/std": values.std(correction=0).item()}
-    return statistics
+def divergence(student: Melt, teacher: LoopLM, ours: Tensor, theirs: Tensor) -> Tensor:
+    """`KL(teacher || student)` of the predictions from one loop's normed states, each `[B, T, D]`: mean over tokens."""
+    return head_losses.distillation(ours.flatten(0, 1), student.head.weight, theirs.flatten(0, 1), teacher.head.weight)
+
+
+def _moments(gates: Sequence[Tensor]) -> Tensor:
+    """Mean and mean square of each gate, `[len(gates), 2]`."""
+    wide = [gate.detach().float() for gate in gates]
+    moments = [torch.stack([gate.mean(), gate.square().mean()]) for gate in wide]
+    return torch.stack(moments) if moments else torch.zeros(0, 2)
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ from models.looped.distillation import (
     base_rows,
     distill,
     gate_histograms,
-    gate_statistics,
     interpolation_weight,
     pool_heads,
     require_pair,
@@ -204,28 +203,55 @@ def test_pooling_one_head_into_one_changes_nothing():
 
 
 @torch.no_grad()
-def test_gate_statistics_and_histograms_by_loop_and_layer():
-    teacher = teacher_of()
-    student = student_of(teacher)
-    result = distill(student, teacher, tokens(), Objective())
-    statistics = gate_statistics(result.gates, layers=2)
+def test_gates_by_loop_and_layer_are_those_of_a_plain_run():
+    student = student_of(teacher_of())
+    scalars = distill(student, teacher_of(), tokens(), Objective()).scalars()
+    assert [name for name in scalars if name.endswith("std")] == [
+        f"gate/loop_{loop}/layer_{layer}/std" for loop in (2, 3) for layer in (1, 2)
+    ]
+    whole, traces = [Chunks()] * 2, [Trace() for _ in range(3)]
+    for chunk, trace in zip(student.chunks(tokens()), traces, strict=True):
+        student.run_chunk(chunk, whole, trace=trace)
+    for index, gates in enumerate(zip(*(trace.gates for trace in traces), strict=True)):
+        values = torch.cat(gates, dim=1)
+        name = f"gate/loop_{index // 2 + 2}/layer_{index % 2 + 1}"
+        assert scalars[f"{name}/mean"].item() == pytest.approx(values.mean().item(), abs=1e-6)
+        assert scalars[f"{name}/std"].item() == pytest.approx(values.std(correction=0).item(), abs=1e-5)
+
+
+@torch.no_grad()
+def test_histograms_of_the_gates():
+    student = student_of(teacher_of())
+    scalars = distill(student, teacher_of(), tokens(), Objective()).scalars()
     histograms = gate_histograms(student, tokens(), bins=100)
     assert histograms.shape == (2, 2, 100)
-    assert len(statistics) == 2 * 2 * 2
+    torch.testing.assert_close(histograms.sum(-1), torch.ones(2, 2, dtype=torch.float64))
     middles = (torch.arange(100) + 0.5) / 100
-    for loop in (2, 3):
-        for layer in (1, 2):
-            mean = statistics[f"gate/loop_{loop}/layer_{layer}/mean"]
-            assert mean == pytest.approx(0.2, abs=0.05)
-            assert (histograms[loop - 2, layer - 1] * middles).sum().item() == pytest.approx(mean, abs=0.01)
-            assert histograms[loop - 2, layer - 1].sum().item() == pytest.approx(1)
+    for loop, layer in ((2, 1), (3, 2)):
+        mean = (histograms[loop - 2, layer - 1] * middles).sum().item()
+        assert mean == pytest.approx(scalars[f"gate/loop_{loop}/layer_{layer}/mean"].item(), abs=0.01)
 
 
 @torch.no_grad()
 def test_fixed_gates_have_statistics_too():
     student = student_of(None, gate="ema")
-    result = distill(student, teacher_of(), tokens(), Objective())
-    assert gate_statistics(result.gates, layers=2)["gate/loop_2/layer_1/mean"] == pytest.approx(0.2)
+    scalars = distill(student, teacher_of(), tokens(), Objective()).scalars()
+    assert scalars["gate/loop_2/layer_1/mean"].item() == pytest.approx(0.2)
+    assert scalars["gate/loop_2/layer_1/std"].item() == pytest.approx(0, abs=1e-3)
+
+
+@torch.no_grad()
+def test_a_student_of_one_loop_has_no_gates_to_report():
+    teacher = teacher_of(loops=1)
+    result = distill(student_of(teacher, loops=1), teacher, tokens(), Objective())
+    assert list(result.scalars()) == ["divergence/loop_1", "alignment"]
+    assert result.loss.item() == pytest.approx(0, abs=1e-12)
+
+
+@torch.no_grad()
+def test_the_last_loop_alone_is_named_by_its_number():
+    result = distill(student_of(None), teacher_of(), tokens(), Objective(all_loops=False))
+    assert next(iter(result.scalars())) == "divergence/loop_3"
 
 
 @pytest.mark.parametrize(
