@@ -43,12 +43,36 @@ _QWEN3_1B7: dict[str, Any] = {  # its shape, for memory tables: Qwen3 also norms
     "tie_embeddings": True,
 }
 
+_MELA: dict[str, Any] = {  # what every size of the paper shares, and our widths and depths where it is silent
+    "vocab_size": 32000,
+    "patch_size": 32,
+    "memory_chunk": 64,
+    "text_chunk": 1024,  # assumption; at 2048 the 4,096 tokens of training would never read what memory has written
+    "memory_tokens": 64,
+    "h_cycles": 4,
+    "l_cycles": 4,
+    "h_blocks": 8,
+    "memory_depth": 2,
+    "patch_skip": False,
+}
+
+
+def _mela(width: int, l_blocks: int, decoder_layers: int, hidden: int) -> tuple[str, dict[str, Any]]:
+    """Mela at a size of the paper, every head 64 wide."""
+    heads = dict.fromkeys(("heads", "memory_heads", "decoder_heads"), width // 64)
+    sizes = {"width": width, "l_blocks": l_blocks, "decoder_layers": decoder_layers, "hidden": hidden}
+    return "mela", {**_MELA, **heads, **sizes}
+
+
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields that differ from its defaults)
     "transformer_pp_tiny": ("transformer", {}),
     "transformer_pp_tiny_window": ("transformer", {"window": 64}),
     "transformer_pp_tiny_chunk": ("transformer", {"chunk": 64}),
     "mela_tiny": ("mela", {}),
     "titans_tiny": ("mela", {"recursion": "titans"}),
+    "mela_400m": _mela(width=896, l_blocks=4, decoder_layers=24, hidden=2688),
+    "mela_800m": _mela(width=1152, l_blocks=8, decoder_layers=28, hidden=3456),
+    "mela_1b2": _mela(width=1408, l_blocks=8, decoder_layers=30, hidden=4096),
     "looplm_tiny": ("looplm", {}),
     "melt_tiny": ("melt", {}),
     "ouro_1b4": ("looplm", _OURO_1B4),
