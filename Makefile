@@ -5,6 +5,8 @@ BIN := .venv/bin
 # A shell that forbids bytecode would recompile every import at every start: seconds per command.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
+# DVC stages and tests call `python`, `dvc` and `mlflow` by name.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export HF_HUB_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
