@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -68,6 +68,7 @@ class Line:
     points: Mapping[int, float]
     kind: int
     dashed: bool = False
+    reach: Mapping[int, float] = field(default_factory=dict)  # half the interval at a point
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,27 @@ class Panel:
     y: str = ""
     log: bool = True
     contexts: bool = True
+    zero: bool = False  # a line at 0
     mark: tuple[float, str] | None = None  # a vertical line and its label, such as the training length
+
+
+def canvas(columns: int, width: float = 10.5, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """An empty figure of the report's style and its axes side by side; to be drawn on inside `style()`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def style() -> Any:
+    """The context in which everything is drawn."""
+    return matplotlib.rc_context(STYLE)
 
 
 def draw(name: str, panels: Sequence[Panel], alt: str, caption: str, height: float = 3.4) -> Drawing:
     """Panels side by side, each with its own scale."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    with style():
+        figure, places = canvas(len(panels), height=height)
+        for axes, panel in zip(places, panels, strict=True):
             _draw(axes, panel)
         figure.canvas.draw()
         figure.set_layout_engine("none")
@@ -145,6 +158,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
         colour, marker = PALETTE[line.kind % len(PALETTE)], MARKERS[line.kind % len(MARKERS)]
         every = max(1, len(xs) // 10)
         axes.plot(xs, ys, color=colour, marker=marker, markevery=every, linestyle=(0, (4, 2)) if line.dashed else "-")
+        if line.reach:
+            axes.errorbar(xs, ys, [line.reach[x] for x in xs], fmt="none", ecolor=colour, elinewidth=1, capsize=2.5)
         axes.annotate(
             line.label,
             (xs[-1], ys[-1]),
@@ -177,6 +192,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
+    if panel.zero:
+        axes.axhline(0, color=FAINT, linewidth=1)
     if panel.mark:
         x, label = panel.mark
         axes.axvline(x, color=FAINT, linewidth=1, linestyle=":")

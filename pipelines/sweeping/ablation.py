@@ -126,11 +126,14 @@ class Ablation:
         return table("Runs", ["cell", "seed", "status", "run", "commit", "data"], rows, labels=6)
 
     def report(self) -> Report:
-        sweep = self.sweep
+        from pipelines.sweeping.drawings import drawings  # it draws an `Ablation`
+
+        sweep, drawn = self.sweep, tuple(drawings(self))
         judged = (self.effects_table(),) if sweep.verdicts else ()
         sections = [
             Section("verdicts", "What came out", (*judged, self.measures_table())),
             *([Section("claims", "Claims", (self.claims_table(),))] if self.judgements else []),
+            *([Section("figures", "Figures", drawn)] if drawn else []),
             Section("fairness", "Was it fair?", (self.audit(),)),
             Section("runs", "Where the numbers come from", (self.runs_table(),)),
         ]
