@@ -64,10 +64,24 @@ def _mela(width: int, l_blocks: int, decoder_layers: int, hidden: int) -> tuple[
     return "mela", {**_MELA, **heads, **sizes}
 
 
+def _transformer_pp(width: int, layers: int, hidden: int) -> tuple[str, dict[str, Any]]:
+    """Transformer++ of as many parameters as Mela at a size of the paper, in proportions usual for it."""
+    return "transformer", {
+        "vocab_size": 32000,
+        "width": width,
+        "layers": layers,
+        "heads": width // 64,
+        "hidden": hidden,
+    }
+
+
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields that differ from its defaults)
     "transformer_pp_tiny": ("transformer", {}),
     "transformer_pp_tiny_window": ("transformer", {"window": 64}),
     "transformer_pp_tiny_chunk": ("transformer", {"chunk": 64}),
+    "transformer_pp_400m": _transformer_pp(width=1024, layers=28, hidden=2816),
+    "transformer_pp_800m": _transformer_pp(width=1536, layers=24, hidden=4288),
+    "transformer_pp_1b2": _transformer_pp(width=2048, layers=22, hidden=5248),
     "mela_tiny": ("mela", {}),
     "titans_tiny": ("mela", {"recursion": "titans"}),
     "mela_400m": _mela(width=896, l_blocks=4, decoder_layers=24, hidden=2688),

@@ -1,18 +1,18 @@
 """The presets: how large each is, to the parameter, and that those compared with each other are equally large."""
 
-from functools import cache
-
 import pytest
 import torch
 
 from models import build_model, preset
-from models.language_model import Cost
 from models.presets import FAMILIES, PRESETS, family
 
 PARAMETERS = {
     "transformer_pp_tiny": 1_969_792,
     "transformer_pp_tiny_window": 1_969_792,
     "transformer_pp_tiny_chunk": 1_969_792,
+    "transformer_pp_400m": 425_255_936,
+    "transformer_pp_800m": 799_090_176,
+    "transformer_pp_1b2": 1_209_624_576,
     "mela_tiny": 1_974_052,
     "titans_tiny": 1_771_416,
     "mela_400m": 424_579_064,
@@ -25,16 +25,13 @@ PARAMETERS = {
     "qwen3_1b7": 1_720_567_808,
 }
 PARTNERS = [
+    ("mela_400m", "transformer_pp_400m"),
+    ("mela_800m", "transformer_pp_800m"),
+    ("mela_1b2", "transformer_pp_1b2"),
     ("mela_tiny", "transformer_pp_tiny"),
     ("mela_tiny", "transformer_pp_tiny_window"),
     ("mela_tiny", "transformer_pp_tiny_chunk"),
 ]
-
-
-@cache
-def cost_of(name: str) -> Cost:
-    with torch.device("meta"):
-        return build_model(preset(name)).cost(1024)
 
 
 def test_every_preset_has_its_size_asserted():
@@ -46,7 +43,7 @@ def test_parameters(name):
     with torch.device("meta"):
         model = build_model(preset(name))
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
-    assert cost_of(name).total_parameters == PARAMETERS[name]
+    assert model.cost(1024).total_parameters == PARAMETERS[name]
 
 
 @pytest.mark.parametrize(("name", "partner"), PARTNERS)
