@@ -33,10 +33,11 @@ class Symbols:
         Raises:
             ValueError: when the vocabulary has no token left for filler.
         """
-        filler = vocab_size - keys - values
-        if min(filler, keys, values) < 1:
+        fillers = vocab_size - keys - values
+        if min(fillers, keys, values) < 1:
             raise ValueError(f"vocab_size={vocab_size} holds no {keys} keys, {values} values and a filler token")
-        return cls(*torch.arange(vocab_size).split((filler, keys, values))[1:], torch.arange(filler))
+        filler, key, value = torch.arange(vocab_size).split((fillers, keys, values))
+        return cls(key, value, filler)
 
     def background(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Random filler, `[rows, length]`."""

@@ -89,8 +89,9 @@ class HierarchicalMemory(nn.Module):
         self.initial = InitialTokens(config.memory_tokens, config.width)
         self.h_module = MemoryModule(config, config.h_blocks)
         self.l_module = MemoryModule(config, config.l_blocks) if config.recursion in ("hlr", "hrm") else None
-        fused = config.recursion == "hlr" and config.fusion != "none"
-        self.fusion = Fusion(config.width, config.fusion) if fused else None
+        self.fusion = None
+        if config.recursion == "hlr" and config.fusion != "none":
+            self.fusion = Fusion(config.width, config.fusion)
         self.skip = Linear(config.width, config.width) if config.patch_skip else None
 
     def init_state(self, batch_size: int) -> CallStates:

@@ -1,5 +1,7 @@
 """Gated attention against Qwen3-Next's, and its chunks."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from models.layers import rope
 from models.mela.memory_block import GatedAttention
 
 
-def attention_of(gate="elementwise", width: int = 16, heads: int = 4, chunk: int = 5) -> GatedAttention:
+def attention_of(gate: Any = "elementwise", width: int = 16, heads: int = 4, chunk: int = 5) -> GatedAttention:
     torch.manual_seed(0)
     return GatedAttention(width, heads, chunk, gate).double()
 

@@ -40,11 +40,12 @@ def test_fusion():
 def test_hlr_written_out():
     """Two cycles of two low calls; every call starts from the initial memories; both cycles are fused."""
     memory, x = memory_of(patch_skip=False), rows(2, 7)
-    assert memory.l_module is not None
+    module = memory.l_module
+    assert module is not None
     assert memory.fusion is not None
 
     def low(x):
-        return memory.l_module(x, memory.l_module.init_state(2), 2)[0]
+        return module(x, module.init_state(2), 2)[0]
 
     def high(x):
         return memory.h_module(x, memory.h_module.init_state(2), 2)[0]

@@ -1,6 +1,7 @@
 """Where patches, chunks and memory rows meet, against a count one token at a time."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from models.mela.layout import (
 )
 
 
-def config_of(view="previous", patch_size=2, memory_chunk=3, text_chunk=8, memory_tokens=3) -> MelaConfig:
+def config_of(view: Any = "previous", patch_size=2, memory_chunk=3, text_chunk=8, memory_tokens=3) -> MelaConfig:
     return MelaConfig(
         patch_size=patch_size,
         memory_chunk=memory_chunk,

@@ -235,7 +235,7 @@ def test_titans_pytorch_agrees(depth):
         mem_model_norm_add_residual=False,
         spectral_norm_surprises=True,
     ).double()
-    theirs.q_norm = theirs.k_norm = UnitRows()
+    theirs.q_norm = theirs.k_norm = UnitRows()  # type: ignore[assignment]
     ours = {"to_queries": "q_proj", "to_keys": "k_proj", "to_values": "v_proj", "to_adaptive_step": "theta"}
     with torch.no_grad():
         for name, source in {**ours, "to_momentum": "eta", "to_decay_factor": "alpha"}.items():
@@ -243,7 +243,7 @@ def test_titans_pytorch_agrees(depth):
             linear = layer if isinstance(layer, nn.Linear) else layer[0]
             linear.load_state_dict(getattr(memory, source).state_dict())
         memory.retention_bound = 1.0
-        for parameter in theirs.to_decay_factor[0].parameters():
+        for parameter in theirs.to_decay_factor.parameters():
             parameter.neg_()  # 1 - sigmoid(x) = sigmoid(-x)
     x = numbers(2, length, width)
     with torch.no_grad():
