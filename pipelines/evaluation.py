@@ -105,11 +105,12 @@ class Evaluation:
         return values
 
     def context_rows(self) -> list[Row]:
-        """A perplexity per control, protocol and context."""
-        return [
-            {"control": control, "protocol": protocol, "context": n, "perplexity": summarise(losses).perplexity}
-            for control, protocol, n, losses in self.selections()
-        ]
+        """A row per context; a perplexity per protocol, and per protocol and control, in columns: ready to plot."""
+        rows: dict[int, Row] = {}
+        for control, protocol, n, losses in self.selections():
+            column = protocol if control == "on" else f"{protocol}_{control}"
+            rows.setdefault(n, {"context": n})[column] = summarise(losses).perplexity
+        return list(rows.values())
 
     def document_rows(self) -> list[Row]:
         """Loss and tokens of every document, per control, protocol and context."""

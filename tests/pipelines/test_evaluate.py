@@ -77,9 +77,10 @@ def test_files_say_the_same_and_repeat(data: TokenData, tmp_path: Path, capsys: 
     assert json.loads((folder / "metrics.json").read_text("utf-8")) == metrics
     assert metrics["fingerprint"] == "f" * 64
     contexts = pd.read_csv(folder / "contexts.csv")
-    assert list(contexts.columns) == ["model", "control", "protocol", "context", "perplexity"]
+    assert list(contexts.columns) == ["model", "context", "window_mean", "fixed_targets"]
     for row in contexts.to_dict("records"):
-        assert row["perplexity"] == pytest.approx(metrics[row["protocol"]][row["control"]][str(row["context"])])
+        for protocol in ("window_mean", "fixed_targets"):
+            assert row[protocol] == pytest.approx(metrics[protocol]["on"][str(row["context"])])
     documents = pd.read_parquet(folder / "documents.parquet")
     scored = documents[(documents.protocol == "window_mean") & (documents.context == 64)]
     mean_loss = sum(scored.loss_sum.tolist()) / sum(scored.tokens.tolist())

@@ -83,13 +83,23 @@ def test_bits_per_byte_divide_by_the_bytes_of_the_scored_text() -> None:
 def test_documents_and_contexts_add_up_to_the_metrics(evaluation: Evaluation) -> None:
     metrics, documents = evaluation.metrics(), evaluation.document_rows()
     assert len(documents) == 3 * (3 + 3 + 3 + 1)  # documents x contexts of each control and protocol
-    for row in evaluation.context_rows():
-        key = {name: row[name] for name in ("control", "protocol", "context")}
+    by_column = {
+        f"{protocol}{suffix}": (protocol, control)
+        for protocol in ("window_mean", "fixed_targets")
+        for suffix, control in (("", "on"), ("_shuffle", "shuffle"))
+    }
+    stated = [
+        (row["context"], *by_column[key], row[key])
+        for row in evaluation.context_rows()
+        for key in set(row) - {"context"}
+    ]
+    assert len(stated) == 3 + 3 + 3 + 1
+    for context, protocol, control, perplexity in stated:
+        key = {"control": control, "protocol": protocol, "context": context}
         parts = [part for part in documents if key.items() <= part.items()]
         tokens, loss_sum = (sum(part[name] for part in parts) for name in ("tokens", "loss_sum"))
-        stated = metrics[row["protocol"]][row["control"]][str(row["context"])]
-        assert stated == row["perplexity"] == pytest.approx(math.exp(loss_sum / tokens))
-        assert tokens == {"window_mean": 160, "fixed_targets": 20}[row["protocol"]]
+        assert metrics[protocol][control][str(context)] == perplexity == pytest.approx(math.exp(loss_sum / tokens))
+        assert tokens == {"window_mean": 160, "fixed_targets": 20}[protocol]
         assert [part["document"] for part in parts] == [0, 2, 3]
 
 
