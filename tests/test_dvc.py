@@ -1,0 +1,29 @@
+"""`dvc.yaml` against the code: what a stage depends on is what it runs."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from models.presets import FAMILIES, PRESETS
+from pipelines.identity import PROJECT, import_closure
+
+STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text("utf-8"))
+PARAMS = yaml.safe_load((PROJECT / "params.yaml").read_text("utf-8"))
+COMPARED = {FAMILIES[PRESETS[name][0]] for name in PARAMS["models"]}
+
+
+@pytest.mark.parametrize("stage", list(STAGES["stages"]))
+def test_code_dependencies_are_the_import_closure(stage):
+    described = STAGES["stages"][stage]
+    described = described.get("do", described)
+    listed = {dep for dep in described["deps"] if dep.endswith(".py")}
+    families = set() if stage == "tokenize" else COMPARED
+    closure = import_closure([f"pipelines.{stage}", *families])
+    assert listed == {file.relative_to(PROJECT).as_posix() for file in closure.values()}
+
+
+def test_every_compared_model_is_plotted():
+    for plot in STAGES["plots"]:
+        (settings,) = plot.values()
+        assert [file.split("/")[1] for file in settings["y"]] == list(PARAMS["models"])
