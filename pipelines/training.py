@@ -226,7 +226,7 @@ def make_trainer(execution: ExecutionConfig, accumulate: int, callback: lightnin
         accelerator=execution.accelerator,
         devices=execution.devices,
         num_nodes=execution.nodes,
-        strategy=_strategy(execution),
+        strategy=_strategy(execution, accumulate),
         precision=precision(execution),
         max_epochs=1,
         accumulate_grad_batches=accumulate,
@@ -241,12 +241,14 @@ def make_trainer(execution: ExecutionConfig, accumulate: int, callback: lightnin
     )
 
 
-def _strategy(execution: ExecutionConfig) -> Any:
+def _strategy(execution: ExecutionConfig, accumulate: int) -> Any:
+    """One device: no strategy. Several: weights copied, with gradients that may be missing (a memory that the text is
+    too short for), or cut."""
     devices = execution.devices * execution.nodes
     if execution.strategy == "fsdp":
         return ModelParallelStrategy(devices, tensor_parallel_size=1, save_distributed_checkpoint=False)
     if execution.strategy == "ddp" or devices > 1:
-        return DDPStrategy(static_graph=True)  # a memory no text has come to use has no gradient, in every step
+        return DDPStrategy(static_graph=accumulate == 1, find_unused_parameters=accumulate > 1)
     return "auto"
 
 
