@@ -1,6 +1,7 @@
 """The report: `reports/index.html` (one file, offline), `report.md`, the figures, and the table of the terminal.
 
     python -m pipelines.report
+    python -m pipelines.report --check    # regenerate every table, compare it with what is there and with the ledger
 
 Reads what `pretrain` and `evaluate` left in `artifacts/` and `evaluations/`; trains and measures nothing itself.
 """
@@ -8,6 +9,7 @@ Reads what `pretrain` and `evaluate` left in `artifacts/` and `evaluations/`; tr
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,7 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), help="folder of trained models")
     parser.add_argument("--evaluations", type=Path, default=Path("evaluations"), help="folder of evaluations")
     parser.add_argument("--output", type=Path, default=Path("reports"), help="folder to write to")
+    parser.add_argument("--check", action="store_true", help="write nothing: is every ablation table still true?")
     options = parser.parse_args(arguments)
+    if options.check:
+        # by name: what checks the ablations is no part of the report, so a change to it makes no report stale
+        return importlib.import_module("pipelines.sweeping.check").main(options.output / "ablations")
     try:
         summary, page = run(options.artifacts, options.evaluations, options.output)
     except ReportError as error:

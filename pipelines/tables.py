@@ -71,9 +71,9 @@ class Table:
         table = rich.table.Table(title=self.title, box=rich.box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         for i, name in enumerate(self.columns):
             table.add_column(name, justify="left" if i < self.labels else "right", no_wrap=True)
-        group = None
+        group, grouped = None, len({row[0] for row in self.rows}) < len(self.rows)
         for row in self.rows:
-            if group not in (None, row[0]):
+            if grouped and group not in (None, row[0]):
                 table.add_section()
             cells = [Cell("") if row[0] == group else row[0], *row[1:]]
             table.add_row(*(f"[bold]{cell.text}[/]" if cell.strong else cell.text for cell in cells))

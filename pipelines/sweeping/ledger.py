@@ -20,8 +20,14 @@ from pipelines.config import StageError, TrackingConfig
 from pipelines.ledger import Run, connect, one_line, open_run
 from pipelines.role import Role
 
-CELL_KEY, FINISHED = "cell.key", "cell.finished"  # tags
-PROVENANCE = {"commit": "commit", "data_digest": "data.digest", "fingerprint": "cell.fingerprint"}  # ours -> tag
+CELL_KEY, CELL_CODE, FINISHED = "cell.key", "cell.code", "cell.finished"  # tags
+PROVENANCE = {  # ours -> tag
+    "commit": "commit",
+    "data_digest": "data.digest",
+    "fingerprint": "cell.fingerprint",
+    "family": "family",
+    "code": CELL_CODE,
+}
 
 
 Found = tuple[dict[str, float], dict[str, str]]  # values, provenance
@@ -53,7 +59,8 @@ def own_run(tracking: TrackingConfig, key: str, role: Role, training: Mapping[st
     entry = entry_of(tracking, training["run_id"])
     if entry is not None and entry.data.tags.get(CELL_KEY) == key:
         return entry.info.run_id
-    tags = {tag: str(training[name]) for name, tag in PROVENANCE.items()} | {"trained.by": training["run_id"]}
+    known = {tag: str(training[name]) for name, tag in PROVENANCE.items() if name in training}
+    tags = known | {"trained.by": training["run_id"]}
     data = {"name": "tokens", "digest": training["data_digest"]}
     named = {"model": training["model"], "family": training["family"], "seed": training["seed"]}
     return open_run(tracking, f"cell/{key}", role.name or key, {**tags, **role.tags}, named, data).run_id

@@ -14,11 +14,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from models.configuration import ConfigError
+from models.configuration import ConfigError, require
 from models.presets import FAMILIES
+from models.serialization import WEIGHTS
 from pipelines.cells import NOT_SCIENCE, Cell
 from pipelines.command import typed
 from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
+from pipelines.files import sha256_file
 from pipelines.identity import code_digest, fingerprint
 from pipelines.sweep_file import SweepFile, sweep_from
 from pipelines.token_index import INDEX, read_index
@@ -55,7 +57,7 @@ class Plan:
     name: str
     values: dict[str, Any]  # of the sweep, for `sweep_from`
     bases: dict[str, dict[str, Any]]  # preset -> configuration before a cell's overrides, references unresolved
-    data: dict[str, str]  # folder of token data -> digest
+    data: dict[str, str]  # folder of token data, or of a teacher -> digest
     code: dict[str, str]  # family -> digest of the code its runs execute
 
     @cached_property
@@ -89,6 +91,7 @@ class Plan:
 
     def task(self, cell: Cell, seed: int) -> Task:
         config, stage = self.config(cell, seed), self.sweep.stage
+        teacher = {"teacher": self.data[config.teacher]} if stage == "distill" else {}
         science = {
             **{section: asdict(getattr(config, section)) for section in SECTIONS[stage]},
             "stage": stage,
@@ -97,6 +100,7 @@ class Plan:
             "family": config.model.family,
             "data": self.data[config.data.directory],
             "code": self.code[config.model.family],
+            **teacher,
         }
         return Task(cell, seed, fingerprint(science))
 
@@ -120,6 +124,8 @@ def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, A
     configs = [unknown.config(cell, 0) for cell in unknown.sweep.cells()]
     folders = dict.fromkeys(config.data.directory for config in configs)
     data = {folder: _data_digest(folder, absent) for folder in folders}
+    if unknown.sweep.stage == "distill":
+        data |= {folder: _teacher_digest(folder, absent) for folder in dict.fromkeys(c.teacher for c in configs)}
     families = dict.fromkeys(config.model.family for config in configs)
     code = {family: code_of(unknown.sweep.stage, family) for family in families}
     return replace(unknown, data=data, code=code)
@@ -131,9 +137,18 @@ def _data_digest(folder: str, absent: bool) -> str:
     return read_index(Path(folder))["digest"]
 
 
+def _teacher_digest(folder: str, absent: bool) -> str:
+    file = Path(folder) / WEIGHTS
+    if absent and not file.is_file():
+        return "absent"
+    require(file.is_file(), f"teacher={folder} holds no {WEIGHTS}: pretrain a LoopLM or import one first")
+    return sha256_file(file)
+
+
 def modules_of(stage: str, family: str) -> list[str]:
-    """What a run of a family executes: the stage that trains it, its evaluation, the model."""
-    return [f"pipelines.{stage}", "pipelines.evaluate", FAMILIES[family]]
+    """What a run of a family executes: the stage that trains it, its evaluation, the model and its teacher."""
+    teacher = [FAMILIES["looplm"]] if stage == "distill" else []
+    return [f"pipelines.{stage}", "pipelines.evaluate", FAMILIES[family], *teacher]
 
 
 @cache

@@ -23,14 +23,14 @@ from pipelines.cells import flatten
 from pipelines.config import BusyError, PipelineConfig, TrackingConfig
 from pipelines.files import write_json
 from pipelines.role import Role
-from pipelines.sweeping.ledger import CELL_KEY, finished_runs, mark_finished, own_run
+from pipelines.sweeping.ledger import CELL_CODE, CELL_KEY, finished_runs, mark_finished, own_run
 from pipelines.sweeping.plan import Local, Plan, Task
 from pipelines.sweeping.queue import Result
 from pipelines.sweeping.worker import Job, PrunedError
 
 CELLS = Path("runs/cells")
 FILE = "cell.json"
-PROVENANCE = ("run_id", "commit", "data_digest", "fingerprint")
+PROVENANCE = ("run_id", "commit", "data_digest", "fingerprint", "family", "code")  # code: training and evaluation
 TRAINED = ("parameters", "tokens", "tokens_per_second", "training_flops_per_token", "train_loss", "validation_loss")
 
 
@@ -67,6 +67,7 @@ def find(tasks: Sequence[Task], tracking: TrackingConfig) -> dict[str, Result]:
 
 def tags(plan: Plan, task: Task, parent: str | None) -> dict[str, str]:
     """What the ledger's runs of a table are filtered and grouped by."""
+    family = plan.config(task.cell, task.seed).model.family
     levels = {name: str(level) for name, level in task.cell.levels.items()}
     names = list(levels)
     return {
@@ -77,6 +78,7 @@ def tags(plan: Plan, task: Task, parent: str | None) -> dict[str, str]:
         "column": levels[names[1]] if len(names) > 1 else "",
         "baseline": str(task.cell.name == plan.sweep.baseline_name).lower(),
         CELL_KEY: task.key,
+        CELL_CODE: plan.code[family],
         **({"mlflow.parentRunId": parent} if parent else {}),
         **{f"level.{name}": level for name, level in levels.items()},
     }
@@ -96,7 +98,7 @@ def _run(job: Job, folder: Path) -> Result:
     plan, task = job.plan, job.task
     config = plan.config(task.cell, task.seed, local_of(plan, task, job.local))
     model = folder / "model"
-    role = Role(task.label, tags(plan, task, job.parent), _validated(job, config))
+    role = Role(f"{task.cell.name} seed {task.seed}", tags(plan, task, job.parent), _validated(job, config))
     stage = importlib.import_module(f"pipelines.{plan.sweep.stage}")
     training = stage.run(replace(config, output=str(model)), role)
     run_id = own_run(config.tracking, task.key, role, training)
@@ -105,9 +107,10 @@ def _run(job: Job, folder: Path) -> Result:
     evaluation = evaluate.run(replace(config, checkpoint=str(model), output=str(folder)))
     values = evaluate.logged(evaluation) | {name: float(training[name]) for name in TRAINED}
     shutil.copyfile(model / "loss.csv", folder / "loss.csv")
+    source = training | {"run_id": run_id, "code": plan.code[config.model.family]}
     result = Result(
         values=values | _timing(evaluation["timing"]),
-        provenance={name: str(({**training, "run_id": run_id})[name]) for name in PROVENANCE},
+        provenance={name: str(source[name]) for name in PROVENANCE},
         curve=_curve(model / "loss.csv"),
         seconds=training["seconds"] + evaluation["timing"]["seconds"],
     )
@@ -119,7 +122,7 @@ def _run(job: Job, folder: Path) -> Result:
 
 def _validated(job: Job, config: PipelineConfig) -> Any:
     """What to do at a held-out loss: show it, and stop the run when the pruner says so."""
-    pruner, steps = job.plan.sweep.pruner, config.pretrain.steps
+    pruner, steps = job.plan.sweep.pruner, getattr(config, job.plan.sweep.stage).steps
     reference: dict[int, float] = {}
 
     def validated(step: int, loss: float) -> None:

@@ -1,0 +1,87 @@
+"""Is every number of every table still what the ledger says, and made by the code that is here?
+
+python -m pipelines.report --check
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.configuration import require
+from pipelines.config import TrackingConfig
+from pipelines.outcomes import Outcome
+from pipelines.results import short
+from pipelines.sweeping import pages
+from pipelines.sweeping.ablation import Ablation
+from pipelines.sweeping.ledger import entry_of
+from pipelines.sweeping.plan import code_of
+
+
+def check(folder: Path, tracking: TrackingConfig) -> list[str]:
+    """What is wrong with the table in `folder`, one line each, the cell named; empty when all is well."""
+    ablation = pages.read(folder)
+    return [f"{folder}: {problem}" for problem in (*_files(ablation, folder), *_runs(ablation, tracking))]
+
+
+def main(ablations: Path) -> int:
+    """Check every table; returns the exit code."""
+    from pipelines.command import guarded, load
+
+    problems: list[str] = []
+
+    def check_all() -> None:
+        tracking = load().tracking
+        folders = sorted(file.parent for file in ablations.glob(f"*/{pages.DATA}"))
+        require(bool(folders), f"no ablation table in {ablations}: run python -m pipelines.sweep +sweep=<name> first")
+        for folder in folders:
+            found = check(folder, tracking)
+            print("\n".join(found) if found else f"{folder}: every number is what the ledger says")
+            problems.extend(found)
+
+    return guarded(check_all) or int(bool(problems))
+
+
+def _files(ablation: Ablation, folder: Path) -> Iterator[str]:
+    for name, text in pages.texts(ablation).items():
+        file = folder / name
+        if not file.is_file() or file.read_text("utf-8") != text:
+            yield f"{name} is not what {pages.DATA} gives: run the sweep again"
+
+
+def _runs(ablation: Ablation, tracking: TrackingConfig) -> Iterator[str]:
+    done: list[Outcome] = []
+    for cell in ablation.table.cells:
+        for outcome in ablation.table.of(cell):
+            if outcome.status == "done":
+                done.append(outcome)
+            else:
+                yield f"{_name(outcome)}: {outcome.status}{f' ({outcome.reason})' if outcome.reason else ''}"
+    for outcome in done:
+        yield from _numbers(outcome, tracking)
+        family, code = outcome.provenance["family"], outcome.provenance["code"]
+        if code != code_of(ablation.sweep.stage, family):
+            yield f"{_name(outcome)}: stale, the code of {family} changed since it was run"
+    for field in ("data_digest", "commit"):
+        values = {outcome.provenance[field]: outcome for outcome in done}
+        codes = {(outcome.provenance["family"], outcome.provenance["code"]) for outcome in done}
+        one_code = len(codes) == len({family for family, _ in codes})
+        if len(values) > 1 and not (field == "commit" and one_code):  # equal code from two commits is not mixed
+            named = "; ".join(f"{_name(outcome)} {short(value)}" for value, outcome in values.items())
+            yield f"mixed {field.replace('_', ' ')}: {named}"
+
+
+def _numbers(outcome: Outcome, tracking: TrackingConfig) -> Iterator[str]:
+    run_id = outcome.provenance["run_id"]
+    entry = entry_of(tracking, run_id)
+    if entry is None:
+        yield f"{_name(outcome)}: the ledger has no run {short(run_id)}"
+        return
+    for name, value in outcome.values.items():
+        known = entry.data.metrics.get(name)
+        if known != value:
+            yield f"{_name(outcome)}: {name} is {value} here and {known} in run {short(run_id)} of the ledger"
+
+
+def _name(outcome: Outcome) -> str:
+    return f"{outcome.cell} · seed {outcome.seed}"
