@@ -31,7 +31,7 @@ class DistillationRecipe:
     phase1_steps: int
     phase2_steps: int
     interpolation: bool
-    all_loops: bool
+    every_loop: bool
     alignment: float
     lr: float
     gate_lr: float
@@ -48,9 +48,9 @@ class DistillationRecipe:
     def objective(self, step: int) -> Objective:
         """What optimizer step `step` (from 0) minimises."""
         if step >= self.phase1_steps:
-            return Objective(all_loops=self.all_loops, alignment=self.alignment)
+            return Objective(every_loop=self.every_loop, alignment=self.alignment)
         weight = interpolation_weight(step, self.phase1_steps) if self.interpolation else 1.0
-        return Objective(weight, self.all_loops)
+        return Objective(weight, self.every_loop)
 
     def factor(self, step: int) -> float:
         """The fraction of the peak learning rates at optimizer step `step` (from 0)."""

@@ -34,7 +34,7 @@ class Objective:
     """What one step minimises."""
 
     weight: float = 1.0  # a: share of the student's own keys and values; 1 needs no teacher's
-    all_loops: bool = True  # divergence of every loop, else of the last
+    every_loop: bool = True  # divergence of every loop, else of the last
     alignment: float = 0.0  # beta
 
 
@@ -122,7 +122,7 @@ def distill(student: Melt, teacher: LoopLM, tokens: Tensor, objective: Objective
     """Loss of `tokens [B, T]` under one objective; gradients reach the student alone."""
     config = student.config
     rows, state = [Chunks()] * config.layers, teacher.init_state(len(tokens))
-    compared = slice(None) if objective.all_loops else slice(-1, None)
+    compared = slice(None) if objective.every_loop else slice(-1, None)
     divergences, alignments, gates = [], [], []
     for chunk in student.chunks(tokens):
         share = chunk.shape[1] / tokens.shape[1]
@@ -155,6 +155,14 @@ def _moments(gates: Sequence[Tensor]) -> Tensor:
     wide = [gate.detach().float() for gate in gates]
     moments = [torch.stack([gate.mean(), gate.square().mean()]) for gate in wide]
     return torch.stack(moments) if moments else torch.zeros(0, 2)
+
+
+def training_flops(student: Melt, teacher: LoopLM, context: int, every_loop: bool) -> float:
+    """FLOPs per token of `distill` and its backward pass, as executed; works on the meta device."""
+    span, loops = student.span(context), student.config.loops if every_loop else 1
+    ours, theirs = student.cost(context).training_flops, teacher.cost_at(span, rows=0, exits=False).forward_flops
+    inner = [flops for part, flops in (*ours.items(), *theirs.items()) if part not in ("head", "exit gate")]
+    return sum(inner) + loops * (3 + 1) * theirs["head"]
 
 
 @torch.no_grad()

@@ -190,7 +190,7 @@ class LoopedModel(CausalLM):
         config, weight = self.config, self.embedding.weight
         return [kind.empty(batch_size, config.groups, config.head_width, weight) for _ in self.layers]
 
-    def _cost(self, span: float, rows: int, exits: bool, gate_flops: float = 0.0, gate_parameters: int = 0) -> Cost:
+    def cost_at(self, span: float, rows: int, exits: bool, gate_flops: float = 0.0, gate_parameters: int = 0) -> Cost:
         """Costs of a token that every loop and layer scores against `span` keys.
 
         Args:

@@ -273,16 +273,19 @@ class Melt(LoopedModel):
     def cost(self, context: int) -> Cost:
         """Every loop is counted, also where tokens may leave early."""
         config = self.config
-        chunk = config.chunk or context
-        ends = [min(start + chunk, context) for start in range(0, context, chunk)]
-        scored = sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False))  # queries times keys
-        return self._cost(
-            scored / context,
+        return self.cost_at(
+            self.span(context),
             rows=context,
-            exits=config.exit_threshold < 1 and chunk == 1,
+            exits=config.exit_threshold < 1 and config.chunk == 1,
             gate_flops=gate_flops(config.gate, config.width),
             gate_parameters=sum(parameter.numel() for name, parameter in self.named_parameters() if ".gate." in name),
         )
+
+    def span(self, context: int) -> float:
+        """Keys that a token is scored against, on average over `context` tokens."""
+        chunk = self.config.chunk or context
+        ends = [min(start + chunk, context) for start in range(0, context, chunk)]
+        return sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False)) / context
 
     def _decode_and_leave(self, tokens: Tensor, state: MeltState) -> Tensor:
         """One token `[B, 1]` per sequence -> the state `[B, 1, D]` each leaves with.

@@ -19,10 +19,12 @@ from models.looped.distillation import (
     pool_heads,
     require_pair,
     start_from,
+    training_flops,
 )
 from models.looped.looped_model import Trace
 from models.looped.looplm import LoopLM
 from models.looped.melt import Base, Chunks, Melt
+from tests.models.flops import counted_flops
 
 SHAPE: dict[str, Any] = {"vocab_size": 31, "width": 16, "layers": 2, "loops": 3, "heads": 4, "hidden": 24}
 
@@ -103,17 +105,17 @@ def test_the_weight_goes_from_0_to_1_linearly():
     assert interpolation_weight(0, 1) == 1.0
 
 
-@pytest.mark.parametrize("all_loops", [True, False])
-def test_the_divergence_is_the_mean_over_loops_and_tokens(all_loops):
+@pytest.mark.parametrize("every_loop", [True, False])
+def test_the_divergence_is_the_mean_over_loops_and_tokens(every_loop):
     teacher = teacher_of()
     student = student_of(teacher)
-    result = distill(student, teacher, tokens(), Objective(all_loops=all_loops))
+    result = distill(student, teacher, tokens(), Objective(every_loop=every_loop))
     ours = student.loop_logits(tokens()).log_softmax(-1)
     theirs = teacher.loop_logits(tokens()).detach().log_softmax(-1)
     by_loop = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1).mean((1, 2))
-    expected = by_loop.mean() if all_loops else by_loop[-1]
+    expected = by_loop.mean() if every_loop else by_loop[-1]
     torch.testing.assert_close(result.loss, expected, rtol=0, atol=1e-12)
-    assert len(result.divergence) == (3 if all_loops else 1)
+    assert len(result.divergence) == (3 if every_loop else 1)
     assert result.divergence[-1].item() == pytest.approx(by_loop[-1].item())
     parameters = list(student.parameters())
     for ours_gradient, direct in zip(
@@ -250,7 +252,7 @@ def test_a_student_of_one_loop_has_no_gates_to_report():
 
 @torch.no_grad()
 def test_the_last_loop_alone_is_named_by_its_number():
-    result = distill(student_of(None), teacher_of(), tokens(), Objective(all_loops=False))
+    result = distill(student_of(None), teacher_of(), tokens(), Objective(every_loop=False))
     assert next(iter(result.scalars())) == "divergence/loop_3"
 
 
@@ -277,3 +279,15 @@ def test_a_pair_that_does_not_match_is_refused_by_name(fields, same_loops, messa
 def test_more_key_value_heads_than_the_teacher_are_refused():
     with pytest.raises(ConfigError, match="kv_heads=4 must divide the teacher's 2"):
         require_pair(student_of(None).config, teacher_of(kv_heads=2).config, same_loops=True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"kv_heads": 2, "chunk": None}])
+@pytest.mark.parametrize("every_loop", [True, False])
+def test_flops_agree_with_the_counter(fields, every_loop):
+    teacher = teacher_of()
+    student = student_of(teacher, **fields)
+    objective = Objective(weight=0.4, every_loop=every_loop)
+    for parameter in (*teacher.parameters(), *student.exit_gate.parameters()):  # type: ignore[union-attr]
+        parameter.requires_grad_(False)
+    counted = counted_flops(lambda: distill(student, teacher, tokens(), objective).loss.backward())
+    assert counted / 22 == pytest.approx(training_flops(student, teacher, 11, every_loop), rel=0.02)
