@@ -77,25 +77,47 @@ class PretrainConfig(Config):
         return self.tokens // (self.context * self.batch_size)
 
     def validate(self) -> None:
-        for name in ("context", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("lr", "muon_lr", "clip"):
-            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
-        for name in ("warmup", "final_lr"):
-            require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} must be in [0, 1]")
-        require(len(self.betas) == 2, f"betas={list(self.betas)} must hold two numbers")
-        require(
-            self.batch_size % self.accumulate == 0,
-            f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
-        )
+        _require_training(self)
+        require(self.muon_lr > 0, f"muon_lr={self.muon_lr} must be above 0")
         require(
             self.steps >= 1,
             f"tokens={self.tokens} must pay for one step of batch_size * context = {self.batch_size * self.context}",
         )
-        require(
-            self.validation_tokens >= self.context,
-            f"validation_tokens={self.validation_tokens} must be at least context={self.context}",
-        )
+
+
+@dataclass(frozen=True)
+class DistillConfig(Config):
+    context: int
+    batch_size: int
+    accumulate: int
+    phase1_steps: int
+    phase2_steps: int
+    interpolation: bool
+    every_loop: bool
+    alignment: float
+    lr: float
+    gate_lr: float
+    betas: tuple[float, ...]
+    weight_decay: float
+    clip: float
+    warmup: float
+    final_lr: float
+    log_every: int
+    validate_every: int
+    validation_tokens: int
+    checkpoint_every: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of both phases."""
+        return self.phase1_steps + self.phase2_steps
+
+    def validate(self) -> None:
+        _require_training(self)
+        for name in ("phase1_steps", "phase2_steps", "alignment"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
+        require(self.gate_lr > 0, f"gate_lr={self.gate_lr} must be above 0")
+        require(self.steps >= 1, "phase1_steps=0 and phase2_steps=0 leave nothing to do")
 
 
 @dataclass(frozen=True)
@@ -123,6 +145,25 @@ class EvaluateConfig(Config):
         require(self.windows >= 1, f"windows={self.windows} must be at least 1")
 
 
+def _require_training(section: PretrainConfig | DistillConfig) -> None:
+    """What every training asks of its section."""
+    for name in ("context", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every"):
+        require(getattr(section, name) >= 1, f"{name}={getattr(section, name)} must be at least 1")
+    for name in ("lr", "clip"):
+        require(getattr(section, name) > 0, f"{name}={getattr(section, name)} must be above 0")
+    for name in ("warmup", "final_lr"):
+        require(0 <= getattr(section, name) <= 1, f"{name}={getattr(section, name)} must be in [0, 1]")
+    require(len(section.betas) == 2, f"betas={list(section.betas)} must hold two numbers")
+    require(
+        section.batch_size % section.accumulate == 0,
+        f"accumulate={section.accumulate} must divide batch_size={section.batch_size}",
+    )
+    require(
+        section.validation_tokens >= section.context,
+        f"validation_tokens={section.validation_tokens} must be at least context={section.context}",
+    )
+
+
 @dataclass(frozen=True)
 class TrackingConfig(Config):
     uri: str
@@ -139,6 +180,7 @@ class ExecutionConfig(Config):
     threads: int
     workers: int
     compile: bool
+    recompute: bool
     checkpoints: str
     rerun: bool
 
@@ -154,11 +196,13 @@ class PipelineConfig(Config):
     seed: int
     output: str | None
     checkpoint: str | None
+    teacher: str
     model_name: str
     model: ModelConfig
     models: dict[str, ModelConfig]
     data: DataConfig
     pretrain: PretrainConfig
+    distill: DistillConfig
     evaluate: EvaluateConfig
     tracking: TrackingConfig
     execution: ExecutionConfig
