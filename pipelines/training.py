@@ -86,6 +86,7 @@ class Recorder(lightning.Callback):
         batch_size: sequences per forward pass of a validation.
         stop: asked after every step.
         validated: told every step's held-out loss, once the ledger has it; may raise to end the training.
+        stage: named beside the progress.
     """
 
     def __init__(
@@ -97,14 +98,16 @@ class Recorder(lightning.Callback):
         batch_size: int,
         stop: StopSignal,
         validated: Callable[[int, float], None],
+        stage: str,
     ) -> None:
         self.cell, self.run, self.rhythm = cell, run, rhythm
         self.windows, self.batch_size, self.stop, self.validated = windows, batch_size, stop, validated
         self.history: list[dict[str, float]] = []  # one row per recorded step
         self.seconds = 0.0  # wall time, everything included, over all resumes
         self.stepping = 0.0  # of it, in training steps
+        self.peak_memory = 0  # bytes, at most, since the last resume
         self.weights: dict[str, Tensor] = {}  # after the last step, on the first process
-        self._progress = _progress(disable=run is None)
+        self._progress = _progress(stage, disable=run is None)
         self._written = 0  # rows of the history that the ledger has
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,6 +164,7 @@ class Recorder(lightning.Callback):
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self.seconds += time.monotonic() - self._started
+        self.peak_memory = peak_memory(pl_module.device)
         state = trainer.strategy.lightning_module_state_dict()
         self.weights = {name.removeprefix("model."): weight for name, weight in state.items()}
 
@@ -267,9 +271,20 @@ def precision(execution: ExecutionConfig) -> Any:
     return "bf16-mixed" if gpu else "32-true"
 
 
-def _progress(disable: bool) -> Progress:
+def peak_memory(device: torch.device) -> int:
+    """Most bytes held so far: by tensors on a GPU, by this process on a CPU (0 where the system does not say)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return 0
+    (peak,) = (line.split()[1] for line in status.read_text("utf-8").splitlines() if line.startswith("VmHWM:"))
+    return int(peak) * 1024
+
+
+def _progress(stage: str, disable: bool) -> Progress:
     return Progress(
-        TextColumn("pretrain: step"),
+        TextColumn(f"{stage}: step"),
         MofNCompleteColumn(),
         BarColumn(),
         TextColumn("{task.description}"),

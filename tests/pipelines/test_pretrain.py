@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import math
 import os
+import random
 import re
 import shutil
 import signal
@@ -20,7 +21,7 @@ import torch
 from models import load_model
 from models.configuration import ConfigError
 from pipelines.data import TokenData
-from pipelines.pretrain import cell_identity, require_fit
+from pipelines.pretrain import Pretrain
 from tests.pipelines.trainings import Fault, metrics, query, start, steps_logged, tiny, train, weights
 
 
@@ -38,7 +39,7 @@ MOMENTS = [
     Fault("pipelines.training:Recorder.on_train_batch_end", call=7),  # validated at 6, the ledger ahead of step 4
     Fault("pipelines.checkpoints:Cell.add"),  # a checkpoint in place, not vouched for
     Fault("pipelines.ledger:Run.finish", after=True),  # the ledger says finished, the cell does not
-    Fault("pipelines.pretrain:shutil.copyfile", call=2),  # exported half-way
+    Fault("pipelines.cell_training:shutil.copyfile", call=2),  # exported half-way
 ]
 MORE_MOMENTS = [
     Fault("pipelines.ledger:MlflowClient.create_run", after=True),
@@ -47,7 +48,7 @@ MORE_MOMENTS = [
     Fault("pipelines.checkpoints:torch.save", after=True),  # a checkpoint written, not yet in place
     Fault("pipelines.checkpoints:Cell._sweep"),  # more checkpoints than are kept
     Fault("pipelines.ledger:Run.record", call=3),
-    Fault("pipelines.pretrain:save_model", after=True),  # the result half-way
+    Fault("pipelines.cell_training:save_model", after=True),  # the result half-way
     Fault("pipelines.checkpoints:Cell.finish", after=True),  # finished, nothing exported
 ]
 
@@ -71,14 +72,38 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_weights_and_the_same_run(
     assert sorted(path.name for path in cell.iterdir()) == ["cell.json", "lock", "owner", "result"]
 
 
+@pytest.mark.slow
+def test_killed_at_random_times_it_goes_on_to_the_same_weights(finished, token_folder, ledger_file):
+    folder, config, draw = ledger_file.parent, tiny(token_folder), random.Random(0)
+    for _ in range(8):
+        process = start(config, folder)
+        process.join(draw.uniform(0.1, 1.5))
+        process.kill()
+        process.join()
+    code, said = train(config, folder)
+    assert code == 0, said
+    assert weights(folder) == weights(finished)
+    assert query(folder, "select status from runs") == [("FINISHED",)]
+    assert steps_logged(folder, "train/loss") == list(range(1, 25))
+
+
+@pytest.mark.slow
+def test_compiled_it_trains_the_same_losses(finished, token_folder, ledger_file):
+    folder = ledger_file.parent
+    code, said = train(tiny(token_folder, execution={"compile": True}), folder, timeout=600)
+    assert code == 0, said
+    plain, compiled = (pd.read_csv(path / "out" / "loss.csv") for path in (finished, folder))
+    pd.testing.assert_frame_equal(plain, compiled, rtol=1e-3)
+
+
 def test_the_export_says_what_was_trained(finished, token_folder):
     config, said = tiny(token_folder), metrics(finished)
     assert said.keys() == {
         *("model", "family", "seed", "fingerprint", "run_id", "commit", "dirty", "data_digest", "code_digest"),
         *("parameters", "steps", "tokens", "train_loss", "validation_loss", "tokens_per_second"),
-        *("training_flops_per_token", "seconds"),
+        *("training_flops_per_token", "peak_memory_bytes", "seconds"),
     }
-    assert said["fingerprint"] == cell_identity(config, TokenData.open(token_folder))["fingerprint"]
+    assert said["fingerprint"] == Pretrain(config, TokenData.open(token_folder)).identity()["fingerprint"]
     model = load_model(finished / "out")
     assert model.config == config.model
     assert said["parameters"] == sum(weight.numel() for weight in model.parameters())
@@ -230,14 +255,14 @@ def test_muon_resumes_to_the_same_weights(token_folder, ledger_file):
 )
 def test_what_does_not_fit_together_is_refused_by_name(token_folder, changes, named):
     with pytest.raises(ConfigError, match=re.escape(named)):
-        require_fit(tiny(token_folder, **changes), TokenData.open(token_folder))
+        Pretrain(tiny(token_folder, **changes), TokenData.open(token_folder)).require_fit()
 
 
 def test_the_identity_follows_science_and_not_execution(token_folder):
     data = TokenData.open(token_folder)
 
     def identity(**changes) -> str:
-        return cell_identity(tiny(token_folder, **changes), data)["fingerprint"]
+        return Pretrain(tiny(token_folder, **changes), data).identity()["fingerprint"]
 
     same = {"execution": {"threads": 2}, "output": "elsewhere", "tracking": {"experiment": "x"}, "model_name": "other"}
     assert identity(**same, evaluate={"windows": 1}) == identity()
