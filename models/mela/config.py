@@ -37,7 +37,7 @@ class MelaConfig(ModelConfig):
     heads: int = 4  # its heads (assumption)
     gate: Literal["elementwise", "headwise", "none"] = "elementwise"  # on the attention output (assumption)
     neural_memory: bool = True
-    memory_heads: int = 4  # independent memories per block (assumption)
+    memory_heads: int = 8  # independent memories per block (assumption)
     memory_depth: Literal[1, 2] = 1  # layers of a memory (assumption): 1 is the plain matrix
     memory_expansion: int = 1  # hidden width of a two-layer memory, in head widths (assumption)
     newton_schulz_steps: int = 5  # 0 writes the raw momentum

@@ -124,24 +124,29 @@ class NeuralMemory(nn.Module):
         """`x [B, N, D]`, starting at a chunk boundary -> `[B, N, D]` and the state after the first `writes` chunks."""
         batch, length, _ = x.shape
         full = writes * self.chunk
-        means = x[:, :full].unflatten(1, (writes, self.chunk)).mean(2)  # [B, writes, D]
-        eta, alpha = self._per_chunk(self.eta(means)), self._per_chunk(self.alpha(means) * self.retention_bound)
-        theta = self._per_head(self.theta(x[:, :full]) / self.chunk, 1)
-        queries = self._per_head(self.q_proj(x), self.head_width)
-        keys = self._per_head(self.k_proj(x[:, :full]), self.head_width)
-        values = self._per_head(self.v_proj(x[:, :full]), self.head_width)
-        queries, keys = unit(queries), unit(keys)
-        reads = []
+        written = x[:, :full]
+        means = written.unflatten(1, (writes, self.chunk)).mean(2)  # [B, writes, D]
+        eta, alpha = self._per_head(self.eta(means), 1), self._per_head(self.alpha(means) * self.retention_bound, 1)
+        theta = self._per_head(self.theta(written) / self.chunk, self.chunk)
+        keys = unit(self._per_head(self.k_proj(written), self.chunk))
+        values = self._per_head(self.v_proj(written), self.chunk)
+        queries = self.q_proj(x)
+        history = []
         with full_precision(x.device):
-            written, rest = queries.split((full, length - full), 1)
-            chunks = (part.unflatten(1, (writes, self.chunk)).unbind(1) for part in (written, keys, values, theta))
-            for query, key, value, rate, *forget in zip(*chunks, eta, alpha, strict=True):
-                layers = state.weights.unbind(0)
-                reads.append(read(layers, query))
+            for key, value, rate, *forget in zip(keys, values, theta, eta, alpha, strict=True):
+                layers = _layers(state.weights)
+                history.append(layers)
                 state = self._write(state, *descend(layers, key, value, rate), *forget)
-            reads.append(read(state.weights.unbind(0), rest))
-        y = unit(torch.cat(reads, dim=1), self.head_width**0.5).view(batch, self.heads, length, self.head_width)
-        return self.o_proj(y.transpose(1, 2).flatten(2).to(x.dtype)), state
+            reads = []  # all written chunks in one product, then what follows them
+            if writes:
+                query = unit(self._per_head(queries[:, :full], self.chunk)).flatten(0, 1)
+                y = read([torch.cat(layer) for layer in zip(*history, strict=True)], query)
+                reads.append(self._together(y.unflatten(0, (writes, -1)), batch))
+            if full < length:
+                query = unit(self._per_head(queries[:, full:], length - full))[0]
+                reads.append(self._together(read(_layers(state.weights), query)[None], batch))
+        y = torch.cat(reads, dim=1) if len(reads) > 1 else reads[0]
+        return self.o_proj(y.to(x.dtype)), state
 
     def flops(self, length: int, writes: int) -> dict[str, tuple[float, float]]:
         """FLOPs of one row of `length` patches, by part: forward, and forward with backward."""
@@ -177,14 +182,20 @@ class NeuralMemory(nn.Module):
         soft = excess.sigmoid()
         return ((excess > 0).to(soft.dtype) + (soft - soft.detach())).view(-1, 1, 1)
 
-    def _per_head(self, x: Tensor, width: int) -> Tensor:
-        """`[B, n, H * width] -> [B * H, n, width]`, fp32 or wider."""
-        x = x.unflatten(2, (self.heads, width)).transpose(1, 2).flatten(0, 1)
+    def _per_head(self, x: Tensor, size: int) -> Tensor:
+        """`[B, n * size, H * w] -> [n, B * H, size, w]`, fp32 or wider."""
+        x = x.unflatten(2, (self.heads, -1)).unflatten(1, (-1, size)).permute(1, 0, 3, 2, 4).flatten(1, 2)
         return x.to(torch.promote_types(x.dtype, torch.float32))
 
-    def _per_chunk(self, x: Tensor) -> Tensor:
-        """`[B, writes, H] -> [writes, B * H, 1, 1]`, fp32 or wider."""
-        return self._per_head(x, 1).transpose(0, 1)[..., None]
+    def _together(self, reads: Tensor, batch: int) -> Tensor:
+        """RMSNorm and the inverse of `_per_head`: `[n, B * H, size, K] -> [B, n * size, D]`."""
+        y = unit(reads, self.head_width**0.5).unflatten(1, (batch, self.heads))
+        return y.permute(1, 0, 3, 2, 4).flatten(3, 4).flatten(1, 2)
+
+
+def _layers(weights: Tensor) -> tuple[Tensor, ...]:
+    """`[depth, R, K, E]` as one tensor per layer (a lone layer without the copy that `unbind` makes backward)."""
+    return weights.unbind(0) if len(weights) > 1 else (weights.squeeze(0),)
 
 
 def unit(x: Tensor, length: float = 1.0) -> Tensor:
