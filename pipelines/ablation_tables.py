@@ -43,7 +43,7 @@ def effects_table(
         [
             Cell(effect.cell),
             _seeds(effect, planned),
-            _value(measure, effect.mean),
+            printed(measure, effect.mean),
             *(
                 [MISSING] * 5
                 if effect is baseline
@@ -52,7 +52,7 @@ def effects_table(
                     percent(_known(effect.difference / baseline.mean)),
                     _p(effect.p),
                     _p(effect.adjusted_p),
-                    _value(measure, effect.detectable, fine=True),
+                    printed(measure, effect.detectable, fine=True),
                 ]
             ),
             Cell(effect.text, strong=effect.verdict in ("real", "no verdict")),
@@ -151,7 +151,7 @@ def _p(p: float) -> str:
     return MISSING if np.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
 
 
-def _value(measure: str, value: float, fine: bool = False, signed: bool = False) -> str:
+def printed(measure: str, value: float, fine: bool = False, signed: bool = False) -> str:
     """A number in the unit of its measure; `fine` for differences."""
     if not np.isfinite(value):
         return MISSING
@@ -167,12 +167,14 @@ def _value(measure: str, value: float, fine: bool = False, signed: bool = False)
 
 def _difference(measure: str, effect: Effect) -> str:
     """`−0.412 [−0.530, −0.294]`; without an interval where there is none to give."""
-    mean, low, high = (_value(measure, v, fine=True, signed=True) for v in (effect.difference, effect.low, effect.high))
+    mean, low, high = (
+        printed(measure, v, fine=True, signed=True) for v in (effect.difference, effect.low, effect.high)
+    )
     return mean if not np.isfinite(effect.low) or effect.low == effect.high else f"{mean} [{low}, {high}]"
 
 
 def _both(measure: str, effect: Effect) -> str:
-    mean = _value(measure, effect.mean)
+    mean = printed(measure, effect.mean)
     compared = effect.verdict != "baseline" and np.isfinite(effect.difference) and effect.difference != 0
     return f"{mean} ({_difference(measure, effect)})" if compared else mean
 

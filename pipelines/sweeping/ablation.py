@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.ablation_tables import claims_table, effects_table, measures_table
+from pipelines.ablation_tables import claims_table, effects_table, measures_table, printed
+from pipelines.cells import plain
 from pipelines.claims import Judgement, judge_claims
 from pipelines.fairness import Choice, audit
 from pipelines.noise_floor import noise_floor
@@ -22,6 +23,7 @@ from pipelines.report import Report
 from pipelines.results import short
 from pipelines.sections import Section
 from pipelines.sweep_file import SweepFile, sweep_from
+from pipelines.sweeping.search import pareto
 from pipelines.tables import MISSING, Cell, Table, table
 from pipelines.verdicts import Effect, Rules, judge
 
@@ -40,6 +42,7 @@ class Ablation:
     outcomes: tuple[Outcome, ...]
     curves: dict[str, Curve] = field(default_factory=dict)  # "cell · seed 0" -> curve
     tuning: dict[str, dict[str, Any]] = field(default_factory=dict)  # cell -> its nuisance values
+    trials: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a search: name -> choices
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> Ablation:
@@ -55,7 +58,7 @@ class Ablation:
 
     @cached_property
     def table(self) -> Outcomes:
-        return Outcomes([cell.name for cell in self.sweep.cells()], self.seeds, self.outcomes)
+        return Outcomes([*(cell.name for cell in self.sweep.cells()), *self.trials], self.seeds, self.outcomes)
 
     @property
     def baseline(self) -> str:
@@ -113,6 +116,25 @@ class Ablation:
         choices = {cell: Choice(each["values"], tuple(each["edges"])) for cell, each in self.tuning.items()}
         return audit(self.table, self.baseline, state, choices)
 
+    def pareto_table(self) -> Table:
+        """A search's trials no other is at least as good as in every objective, and the baseline."""
+        assert self.sweep.search is not None
+        objectives = [self.sweep.measure(name) for name in self.sweep.search.objectives]
+        values = {cell: tuple(float(self.table.row(cell, name)[0]) for name in objectives) for cell in self.table.cells}
+        front = pareto({cell: each for cell, each in values.items() if np.isfinite(each).all()})
+        rows = []
+        for cell in sorted({self.baseline, *front}, key=lambda cell: values[cell]):
+            choices = ", ".join(
+                f"{path.rpartition('.')[2]}={plain(v)}" for path, v in self.trials.get(cell, {}).items()
+            )
+            numbers = [printed(name, value) for name, value in zip(objectives, values[cell], strict=True)]
+            rows.append([Cell(cell, strong=cell in front), choices or "as in the baseline", *numbers])
+        caption = (
+            f"Of {len(self.trials)} trials with one seed each. In bold: nothing else found is at least as good in all "
+            "of these and better in one. A search selects the lucky, too: judge what it finds as a table with seeds."
+        )
+        return table("Pareto front", ["trial", "choices", *objectives], rows, caption, labels=2)
+
     def runs_table(self) -> Table:
         """Where every number comes from, and what became of the runs that gave none."""
         rows = []
@@ -129,7 +151,7 @@ class Ablation:
         from pipelines.sweeping.drawings import drawings  # it draws an `Ablation`
 
         sweep, drawn = self.sweep, tuple(drawings(self))
-        judged = (self.effects_table(),) if sweep.verdicts else ()
+        judged = (self.effects_table(),) if sweep.verdicts else (self.pareto_table(),) if sweep.search else ()
         sections = [
             Section("verdicts", "What came out", (*judged, self.measures_table())),
             *([Section("claims", "Claims", (self.claims_table(),))] if self.judgements else []),

@@ -18,7 +18,7 @@ from pipelines.statistics import paired
 from pipelines.sweeping.ablation import Ablation
 from pipelines.tables import number
 
-MOST_LINES = 8  # in one panel
+MOST_LINES, MOST_CURVES = 8, 16  # in one panel
 
 
 def drawings(ablation: Ablation) -> list[Drawing]:
@@ -96,7 +96,7 @@ def heat_map(ablation: Ablation) -> Drawing | None:
 def seeds(ablation: Ablation) -> Drawing | None:
     """Every run of the judged measure: what the seeds do, beside what the cells do."""
     cells, values = ablation.table.cells, ablation.table.values(ablation.measures[0])
-    if not np.isfinite(values).any():
+    if not np.isfinite(values).any() or len(ablation.seeds) < 2:
         return None
     with style():
         figure, (axes,) = canvas(1, height=1.2 + 0.28 * len(cells))
@@ -128,7 +128,7 @@ def learning_curves(ablation: Ablation) -> Drawing | None:
         if arrays and len({len(array) for array in arrays}) == 1:
             mean = np.mean(arrays, axis=0)
             lines.append(Line(cell, {int(tokens): float(loss) for _, tokens, loss in mean}, kind))
-    if not lines:
+    if not 0 < len(lines) <= MOST_CURVES:
         return None
     panel = Panel("Held-out loss", lines, "tokens seen", "nats per token", log=False, contexts=False)
     ends = ", ".join(f"{line.label} {number(list(line.points.values())[-1], 3)}" for line in lines)

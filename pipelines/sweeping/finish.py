@@ -11,31 +11,39 @@ from pipelines.ledger import connect, one_line, open_run
 from pipelines.sweeping import pages
 from pipelines.sweeping.ablation import Ablation
 from pipelines.sweeping.ledger import CELL_KEY, entry_of
-from pipelines.sweeping.options import Options
 from pipelines.sweeping.plan import Local, Plan
 from pipelines.sweeping.queue import Queue
 from pipelines.sweeping.run_cell import local_of, tags
+from pipelines.sweeping.search import trials
 
 MOST_NAMED = 5  # failed runs named in the last line
 
 
 def collect(plan: Plan, queue: Queue) -> Ablation:
     """What the queue knows, as a table's data. Seeds of earlier, larger launches count, too."""
-    outcomes = {(each.cell, each.seed): each for each in queue.outcomes()}
-    cells = {cell.name for cell in plan.sweep.cells()}
-    seeds = sorted({*range(plan.sweep.seeds), *(seed for _, seed in outcomes)})
-    shown = tuple(outcomes[key] for key in sorted(outcomes) if key[0] in cells)
-    complete = plan.sweep.verdicts is not None and all(outcome.status == "done" for outcome in shown)
-    looks = queue.looks(len(seeds) if complete else None)
-    curves = {
-        f"{cell} · seed {seed}": result.curve
-        for (cell, seed), attempts in sorted(queue.history().items())
-        if (result := attempts[-1].result) and cell in cells
-    }
-    return Ablation(plan.name, plan.study, plan.values, tuple(seeds), looks, shown, curves)
+    proposed = {attempt.cell: attempt.choices or {} for attempt in trials(queue)}
+    cells = {cell.name for cell in plan.sweep.cells()} | set(proposed)
+    outcomes = [each for each in queue.outcomes() if each.cell in cells]
+    seeds = sorted({*range(plan.sweep.seeds), *(outcome.seed for outcome in outcomes)})
+    judged = plan.sweep.verdicts is not None and all(outcome.status == "done" for outcome in outcomes)
+    return Ablation(
+        name=plan.name,
+        study=plan.study,
+        values=plan.values,
+        seeds=tuple(seeds),
+        looks=queue.looks(len(seeds) if judged else None),
+        outcomes=tuple(sorted(outcomes, key=lambda outcome: (outcome.cell, outcome.seed))),
+        curves={
+            f"{cell} · seed {seed}": result.curve
+            for (cell, seed), attempts in sorted(queue.history().items())
+            if (result := attempts[-1].result) and cell in cells
+        },
+        tuning=queue.tuning(),
+        trials=proposed,
+    )
 
 
-def finish(plan: Plan, queue: Queue, local: Local, options: Options) -> None:
+def finish(plan: Plan, queue: Queue, local: Local) -> None:
     """Write, show and record the table.
 
     Raises:

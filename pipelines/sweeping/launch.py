@@ -1,56 +1,54 @@
-"""One launch of a sweep: fill the queue, keep workers busy until it is empty, then write the table."""
+"""One launch of a sweep: what is missing goes into the queue, workers empty it, the table is written.
+
+A table may come in parts, each of which needs the one before: nuisance values are tuned, the cells run, seeds are added
+where a verdict is open, a search proposes.
+"""
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pipelines.cell_training import CellTraining
+from pipelines.cells import flatten
 from pipelines.config import StageError
 from pipelines.data import TokenData
-from pipelines.pretrain import require_fit
+from pipelines.fairness import choose
+from pipelines.sweep_file import TUNING_SEED
 from pipelines.sweeping.crew import Crew
 from pipelines.sweeping.display import Display
+from pipelines.sweeping.finish import collect, finish
 from pipelines.sweeping.ledger import open_parent
 from pipelines.sweeping.options import Options
 from pipelines.sweeping.plan import Local, Plan, Task
 from pipelines.sweeping.queue import Queue
 from pipelines.sweeping.run_cell import find, local_of
+from pipelines.sweeping.search import trials
 from pipelines.sweeping.storage import one_line, open_storage
-from pipelines.sweeping.worker import Settings
+from pipelines.sweeping.worker import RUN_CELL, Settings
+from pipelines.verdicts import allocate
 
 TICK = 0.5  # seconds between looks at the queue
+Jobs = Callable[[], Any]
 
 
-def launch(plan: Plan, local: Local, options: Options, jobs: Callable[[], Any] | None = None) -> None:
+def launch(plan: Plan, local: Local, options: Options, jobs: Jobs | None = None, runner: str = RUN_CELL) -> None:
     """Run what is missing of a plan, and write its table.
 
     Args:
         jobs: starts workers by other means than processes of this machine, and returns when they are done.
+        runner: what runs a cell, as `module:function`.
     Raises:
         ConfigError: before any run, when a cell cannot be run.
         StageError: when storage, ledger or data cannot be used, or runs failed: after the others and the table.
     """
-    where, sweep = options.where(plan.name), plan.sweep
     check(plan)
-    tasks = plan.tasks(range(sweep.seeds))
-    with one_line(where):
-        queue = Queue.launch(open_storage(where), plan, options.retries)
-        finished = {(outcome.cell, outcome.seed) for outcome in queue.outcomes() if outcome.status == "done"}
-        missing = [task for task in tasks if (task.cell.name, task.seed) not in finished]
-        tracking = local_of(plan, tasks[0], local).tracking
-        tags = {"table": plan.name, "study": plan.study, "title": sweep.title}
-        parent = open_parent(tracking, plan.study, sweep.title, tags, next(iter(plan.data.values())))
-        queue.parent(parent.run_id)
-        found = find(missing, tracking)
-        queue.add([_run(task) for task in missing], {_run(t): found[t.key] for t in missing if t.key in found})
-        before = len(tasks) - len(missing) + len(found)
-        print(f"{plan.study}: {len(tasks)} runs, {before} of them done before; queue {where}")
-        _work(queue, Settings(where, plan.study, local, options.retries), options.workers, jobs)
-    from pipelines.sweeping.finish import finish
-
-    finish(plan, queue, local, options)
+    Launch(plan, local, options, jobs, runner).run()
 
 
 def check(plan: Plan) -> None:
@@ -60,25 +58,110 @@ def check(plan: Plan) -> None:
         config = plan.config(cell, 0)
         folder = config.data.directory
         opened[folder] = opened.get(folder) or TokenData.open(folder, verify=False)
-        require_fit(config, opened[folder])
+        training_of(plan.sweep.stage)(config, opened[folder]).require_fit()
 
 
-def _work(queue: Queue, settings: Settings, workers: int, jobs: Callable[[], Any] | None) -> None:
-    """Until nothing is open. Processes of other launches may be at work on the same queue."""
-    if not queue.open():
-        return
-    if jobs:
-        jobs()
-        return
-    crew = Crew(settings, min(workers, queue.open()), Path("runs/sweeps") / queue.name)
-    with Display(queue, workers) as display, crew.working():
-        while queue.open():
-            display.update()
-            if not crew.tend() and queue.open():
-                raise StageError(f"the workers ended, {queue.open()} runs are open: see {crew.folder}")
-            time.sleep(TICK)
-        while crew.tend():
-            time.sleep(TICK)
+def training_of(stage: str) -> type[CellTraining]:
+    """What the stage calls a training."""
+    return getattr(importlib.import_module(f"pipelines.{stage}"), stage.capitalize())
+
+
+class Launch:
+    """The state of `launch`."""
+
+    def __init__(self, plan: Plan, local: Local, options: Options, jobs: Jobs | None, runner: str) -> None:
+        self.plan, self.local, self.options, self.jobs = plan, local, options, jobs
+        where = options.where(plan.name)
+        with one_line(where):
+            self.queue = Queue.launch(open_storage(where), plan, options.retries)
+        self.settings = Settings(where, plan.study, local, options.retries, runner, n_trials=plan.sweep.n_trials)
+        self.tracking = local_of(plan, plan.task(plan.sweep.cells()[0], 0), local).tracking
+        tags = {"table": plan.name, "study": plan.study}
+        parent = open_parent(self.tracking, plan.study, plan.sweep.title, tags, next(iter(plan.data.values())))
+        self.queue.parent(parent.run_id)
+
+    def run(self) -> None:
+        sweep = self.plan.sweep
+        self._part(self.plan.tuning_tasks())
+        tuning = self._tuned()
+        tasks = self.plan.tasks(range(sweep.seeds), tuning)
+        self._part(tasks)
+        if self.options.budget_hours is not None:
+            self._allocate(tuning, 3600 * self.options.budget_hours)
+        finish(self.plan, self.queue, self.local)
+
+    def _part(self, tasks: Sequence[Task]) -> None:
+        """Queue what is missing of `tasks`, and work until nothing is open."""
+        finished = {(outcome.cell, outcome.seed) for outcome in self.queue.outcomes() if outcome.status == "done"}
+        missing = [task for task in tasks if (task.cell.name, task.seed) not in finished]
+        found = find(missing, self.tracking)
+        with one_line(self.options.where(self.plan.name)):
+            self.queue.add(map(_run, missing), {_run(task): found[task.key] for task in missing if task.key in found})
+        if tasks:
+            done = len(tasks) - len(missing) + len(found)
+            print(f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {self.settings.storage}")
+        self._work()
+
+    def _work(self) -> None:
+        """Until nothing is open. Other launches may work on the same queue."""
+        if not self._open():
+            return
+        if self.jobs:
+            self.jobs()
+            return
+        workers = self.options.workers
+        crew = Crew(self.settings, workers, Path("runs/sweeps") / self.queue.name)
+        with Display(self.queue, workers) as display, crew.working():
+            while self._open():
+                display.update()
+                if not crew.tend() and self._open():
+                    raise StageError(f"the workers ended, {self._open()} runs are open: see {crew.folder}")
+                time.sleep(TICK)
+            while crew.tend():
+                time.sleep(TICK)
+
+    def _open(self) -> int:
+        """Runs to be finished, those of a search that nobody proposed yet among them."""
+        unproposed = (self.settings.n_trials or 0) - len(trials(self.queue))
+        return self.queue.open() + max(0, unproposed)
+
+    def _tuned(self) -> dict[str, dict[str, Any]]:
+        """The nuisance values of every cell, chosen once."""
+        sweep = self.plan.sweep
+        if not sweep.tune:
+            return {}
+        outcomes = [outcome for outcome in self.queue.outcomes() if outcome.seed == TUNING_SEED]
+        loss = {outcome.cell: outcome.values.get("validation_loss", np.nan) for outcome in outcomes}
+        chosen, grid = {}, flatten(sweep.scale.nuisance or {})
+        for cell in self.plan.cells({}):
+            tried = sweep.tuning_cells(cell)
+            scores = [({path: each.overrides[path] for path in grid}, loss[each.name]) for each in tried]
+            if not np.isfinite([score for _, score in scores]).any():
+                raise StageError(
+                    f"cell {cell.name!r}: no run of its nuisance grid finished; see {self.settings.storage}"
+                )
+            chosen[cell.name] = choose(grid, scores)
+        return {cell: each["values"] for cell, each in self.queue.tuning(chosen).items()}
+
+    def _allocate(self, tuning: dict[str, dict[str, Any]], budget: float) -> None:
+        """Seeds where the verdict is open, cheapest first, look by look, as long as `budget` (seconds) lasts."""
+        spent, cells = 0.0, {cell.name: cell for cell in self.plan.cells(tuning)}
+        baseline = cells[self.plan.sweep.baseline_name]
+        while True:
+            ablation = collect(self.plan, self.queue)
+            took = {run: a[-1].result.seconds for run, a in self.queue.history().items() if a[-1].result}
+            wanted: list[Task] = []
+            for name, seeds in allocate(ablation.effects(ablation.measures[0]), ablation.rules):
+                tasks = [self.plan.task(arm, seed) for seed in range(seeds) for arm in (baseline, cells[name])]
+                new = [task for task in tasks if _run(task) not in took and task not in wanted]
+                cost = sum(np.mean([took[run] for run in took if run[0] == task.cell.name]) for task in new)
+                if spent + cost <= budget:
+                    spent += cost
+                    wanted += new
+            if not wanted:
+                print(f"allocated {spent / 3600:.2f} of {budget / 3600:.2f} hours")
+                return
+            self._part(wanted)
 
 
 def _run(task: Task) -> tuple[str, int]:

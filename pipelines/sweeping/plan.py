@@ -22,7 +22,7 @@ from pipelines.command import typed
 from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
 from pipelines.files import sha256_file
 from pipelines.identity import code_digest, fingerprint
-from pipelines.sweep_file import SweepFile, sweep_from
+from pipelines.sweep_file import TUNING_SEED, SweepFile, sweep_from
 from pipelines.token_index import INDEX, read_index
 
 SECTIONS = {"pretrain": ("model", "pretrain", "evaluate"), "distill": ("model", "pretrain", "distill", "evaluate")}
@@ -104,10 +104,25 @@ class Plan:
         }
         return Task(cell, seed, fingerprint(science))
 
-    def tasks(self, seeds: Iterable[int]) -> list[Task]:
+    def cells(self, tuning: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+        """The cells to run, the baseline first, with the nuisance values that were chosen for each."""
+        cells = sorted(self.sweep.cells(), key=lambda cell: cell.name != self.sweep.baseline_name)
+        return [replace(cell, overrides=cell.overrides | dict(tuning.get(cell.name, {}))) for cell in cells]
+
+    def tasks(self, seeds: Iterable[int], tuning: Mapping[str, Mapping[str, Any]] = {}) -> list[Task]:
         """Every cell with every seed, seed by seed: a table that is stopped early has whole pairs."""
-        cells = self.sweep.cells()
+        cells = self.cells(tuning)
         return [self.task(cell, seed) for seed in seeds for cell in cells]
+
+    def tuning_tasks(self) -> list[Task]:
+        """Every cell with each combination of nuisance values, on the seed that no verdict uses."""
+        if not self.sweep.tune:
+            return []
+        return [self.task(tried, TUNING_SEED) for cell in self.cells({}) for tried in self.sweep.tuning_cells(cell)]
+
+    def trial_task(self, name: str, choices: Mapping[str, Any]) -> Task:
+        """The run of a search."""
+        return self.task(replace(self.sweep.trial(choices), name=name), 0)
 
 
 def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, Any]], absent: bool = False) -> Plan:

@@ -21,12 +21,14 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from models.configuration import ConfigError
+from pipelines.fairness import Choice
 from pipelines.outcomes import Outcome, Status
+from pipelines.sweep_file import TUNING_SEED
 from pipelines.sweeping.lease import Watch, mine
-from pipelines.sweeping.plan import Plan
+from pipelines.sweeping.plan import Plan, Task
 
 LIVES = 5  # processes that may die over a run before it counts as failed: out of memory, most likely
-PLAN, SWEEP, LOOKS, PARENT = "plan", "sweep", "looks", "parent"  # attributes of a study
+PLAN, SWEEP, LOOKS, PARENT, TUNING = "plan", "sweep", "looks", "parent", "tuning"  # attributes of a study
 
 STATUS: dict[TrialState, Status] = {
     TrialState.WAITING: "queued",
@@ -64,6 +66,11 @@ class Attempt:
     @property
     def run(self) -> tuple[str, int]:
         return self.cell, self.seed
+
+    @property
+    def choices(self) -> dict[str, Any] | None:
+        """Of a search's run: its place in the space."""
+        return self.attributes.get("choices")
 
     @property
     def ending(self) -> Ending | None:
@@ -108,7 +115,12 @@ class Queue:
             runs.setdefault(attempt.run, {}).setdefault(attempt.attempt, attempt)
         return {run: [attempts[i] for i in sorted(attempts)] for run, attempts in runs.items()}
 
-    def add(self, runs: Iterable[tuple[str, int]], found: Mapping[tuple[str, int], Result]) -> None:
+    def add(
+        self,
+        runs: Iterable[tuple[str, int]],
+        found: Mapping[tuple[str, int], Result],
+        choices: Mapping[str, Any] | None = None,
+    ) -> None:
         """Enqueue the runs nobody has, and once more those that failed; `found` are finished already."""
         history = self.history()
         launch = 1 + max((attempts[-1].launch for attempts in history.values()), default=-1)
@@ -116,7 +128,8 @@ class Queue:
             attempts = history.get(run, [])
             if attempts and not self._failed(attempts):
                 continue
-            self._enqueue(run, len(attempts), launch, found.get(run))
+            told = choices or (attempts[-1].choices if attempts else None)
+            self._enqueue(run, len(attempts), launch, found.get(run), told)
 
     def take(self) -> Attempt | None:
         """Hold the next waiting run; None when nothing waits."""
@@ -168,7 +181,7 @@ class Queue:
                 self._end(last.number, "died", reason="its process died (killed, or out of memory)")
                 attempts = self.history()[run]
             if attempts[-1].state == TrialState.FAIL and not self._failed(attempts):
-                self._enqueue(run, len(attempts), attempts[-1].launch, None)
+                self._enqueue(run, len(attempts), attempts[-1].launch, None, attempts[-1].choices)
 
     def open(self) -> int:
         """Runs that are neither finished nor failed for good."""
@@ -193,6 +206,23 @@ class Queue:
             self.study.set_user_attr(PARENT, run_id)
         return recorded or run_id
 
+    def tuning(self, chosen: Mapping[str, Choice] | None = None) -> dict[str, dict[str, Any]]:
+        """By cell, the nuisance `values` it runs with, and its `edges` of the grid; `chosen` sets them, for good."""
+        recorded = self.study.user_attrs.get(TUNING)
+        if recorded is None and chosen is not None:
+            recorded = {cell: asdict(choice) for cell, choice in chosen.items()}
+            self.study.set_user_attr(TUNING, recorded)
+        return recorded or {}
+
+    def task(self, plan: Plan, attempt: Attempt) -> Task:
+        """What an attempt is at."""
+        if attempt.choices is not None:
+            return plan.trial_task(attempt.cell, attempt.choices)
+        if attempt.seed == TUNING_SEED and plan.sweep.tune:
+            return next(task for task in plan.tuning_tasks() if task.cell.name == attempt.cell)
+        tuning = {cell: each["values"] for cell, each in self.tuning().items()}
+        return next(plan.task(cell, attempt.seed) for cell in plan.cells(tuning) if cell.name == attempt.cell)
+
     def _outcome(self, attempts: Sequence[Attempt]) -> Outcome:
         last = attempts[-1]
         status = STATUS[last.state]
@@ -211,8 +241,17 @@ class Queue:
             endings[-1] is not None and (endings.count("error") > self.retries or endings.count("died") >= LIVES)
         )
 
-    def _enqueue(self, run: tuple[str, int], attempt: int, launch: int, result: Result | None) -> None:
-        attributes = {"cell": run[0], "seed": run[1], "attempt": attempt, "launch": launch}
+    def _enqueue(
+        self,
+        run: tuple[str, int],
+        attempt: int,
+        launch: int,
+        result: Result | None,
+        choices: Mapping[str, Any] | None,
+    ) -> None:
+        attributes: dict[str, Any] = {"cell": run[0], "seed": run[1], "attempt": attempt, "launch": launch}
+        if choices:
+            attributes["choices"] = dict(choices)
         if result is None:
             self.study.enqueue_trial({}, user_attrs=attributes)
             return

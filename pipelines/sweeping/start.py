@@ -24,6 +24,7 @@ from pipelines.sweeping.plan import Local, Plan, freeze
 from pipelines.sweeping.queue import latest_study
 from pipelines.sweeping.storage import open_storage
 from pipelines.sweeping.worker import Settings, work
+from pipelines.verdicts import LOOKS
 
 SECTIONS = [field.name for field in fields(PipelineConfig)]
 FIELDS = [field.name for field in fields(SweepFile) if field.name != "name"]
@@ -48,7 +49,7 @@ def start(config: DictConfig, arguments: Sequence[str], loader: ConfigLoader, la
         job(config)
         return
     stated = _read(config)
-    plan = _freeze(choices["sweep"], stated.values, arguments, loader, stated.options.dry_run)
+    plan = _freeze(stated, choices["sweep"], arguments, loader)
     if stated.options.dry_run:
         from pipelines.sweeping.preview import preview
 
@@ -69,7 +70,8 @@ def job(config: DictConfig) -> None:
     name = study.rpartition("-")[0] if study else str(config.hydra.runtime.choices["sweep"])
     storage = stated.options.where(name)
     found = study or latest_study(open_storage(storage), name)
-    work(Settings(storage, found, stated.local, stated.options.retries, stay=True))
+    trials = stated.values["n_trials"]
+    work(Settings(storage, found, stated.local, stated.options.retries, stay=True, n_trials=trials))
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,15 @@ def _read(config: DictConfig) -> Stated:
     return Stated({name: plain[name] for name in FIELDS}, options, local)
 
 
-def _freeze(name: str, values: dict[str, Any], arguments: Sequence[str], loader: ConfigLoader, absent: bool) -> Plan:
-    """The plan of what was composed; `absent` token data is accepted where nothing will run."""
+def _freeze(stated: Stated, name: str, arguments: Sequence[str], loader: ConfigLoader) -> Plan:
+    """The plan of what was composed; token data may be absent where nothing will run."""
+    values = stated.values
     sweep = sweep_from(name, values)
+    if stated.options.allocate:
+        require(sweep.verdicts is not None, f"allocate=true needs verdicts, and sweep {name!r} states none")
+        assert sweep.verdicts is not None
+        looks = sweep.verdicts.looks or tuple(n for n in LOOKS if n <= sweep.verdicts.max_seeds)
+        values = values | {"verdicts": values["verdicts"] | {"looks": list(looks)}}
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         path = override.key_or_group
         require(path not in ("model", "seed") and not path.startswith("model."), f"{path}: {CHOSEN}")
@@ -102,4 +110,4 @@ def _freeze(name: str, values: dict[str, Any], arguments: Sequence[str], loader:
         composed = loader.load_configuration("params", overrides, RunMode.RUN)
         plain: Any = OmegaConf.to_container(composed, resolve=False)
         bases[preset] = {section: plain[section] for section in SECTIONS}
-    return freeze(name, values, bases, absent)
+    return freeze(name, values, bases, absent=stated.options.dry_run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 
 import optuna
@@ -66,7 +67,7 @@ def one_line(where: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(f"storage={shown}: {error}") from None
-    except (StorageInternalError, SQLAlchemyError, OSError, ValueError) as error:
+    except (StorageInternalError, SQLAlchemyError, OSError, JSONDecodeError) as error:
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise StageError(f"storage={shown} cannot be used: {reason}") from None

@@ -26,6 +26,7 @@ from pipelines.identity import code_digest
 from pipelines.sweeping import lease
 from pipelines.sweeping.plan import Local, Plan, Task, code_of, modules_of
 from pipelines.sweeping.queue import Attempt, Queue, Result
+from pipelines.sweeping.search import propose
 from pipelines.sweeping.storage import open_storage
 
 POLL = 1.0  # seconds between looks at a queue where nothing waits
@@ -65,6 +66,7 @@ class Settings:
     runner: str = RUN_CELL
     stay: bool = False  # go on when the process that started this one ends
     patience: float = lease.PATIENCE
+    n_trials: int | None = None  # of a search, in total
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -115,13 +117,14 @@ def work(settings: Settings) -> None:
     runner: Runner = getattr(importlib.import_module(module), name)
     queue = Queue(open_storage(settings.storage), settings.study, settings.retries, lease.Watch(settings.patience))
     plan, parent = queue.plan, None if settings.stay else os.getppid()
-    cells = {cell.name: cell for cell in plan.sweep.cells()}
     while True:
         queue.tend()
         attempt = queue.take()
         if attempt is not None:
-            task = plan.task(cells[attempt.cell], attempt.seed)
-            _run(queue, attempt, plan, task, settings.local, runner, parent)
+            _run(queue, attempt, plan, queue.task(plan, attempt), settings.local, runner, parent)
+        elif plan.sweep.search and (proposal := propose(plan.sweep, queue, settings.n_trials or 0)):
+            name, choices = proposal
+            queue.add([(name, 0)], {}, choices)
         elif queue.open():
             time.sleep(POLL)
         else:
