@@ -40,6 +40,9 @@ from models.mela.layout import (
 )
 
 
+PREFILL = 4096  # tokens, over all rows, that `extend` takes in at once: a long prompt needs no more activations
+
+
 @dataclass
 class MemoryStream:
     """What the memory keeps between calls, in tensors of fixed size, some of them partly in use."""
@@ -122,16 +125,21 @@ class Mela(CausalLM):
         return MelaState(caches, MemoryStream(tokens, patches, settled, memories))
 
     def extend(self, tokens: Tensor, state: MelaState) -> tuple[Tensor, MelaState]:
+        size = max(PREFILL // len(tokens), self.config.text_chunk)
+        logits = [self._extend(part, state) for part in tokens.split(size, dim=1)]
+        return torch.cat(logits, dim=1) if len(logits) > 1 else logits[0], state
+
+    def cost(self, context: int) -> Cost:
+        return mela_cost(self, context)
+
+    def _extend(self, tokens: Tensor, state: MelaState) -> Tensor:
         begin = state.position
         state.position += tokens.shape[1]
         x = self.embedding(tokens)
         if state.memory is None:
-            return self._decode(x, begin, None, state=state), state
+            return self._decode(x, begin, None, state=state)
         first = state.memory.written - self.config.memory_tokens
-        return self._decode(x, begin, self._advance(tokens, begin, state.memory), first, state), state
-
-    def cost(self, context: int) -> Cost:
-        return mela_cost(self, context)
+        return self._decode(x, begin, self._advance(tokens, begin, state.memory), first, state)
 
     def _remember(self, patches: Tensor, memories: CallStates, writes: int) -> tuple[Tensor, CallStates]:
         """Memory states of patches `[B, N, D]` under the control, `[stacked, B, N, D]`, and the memories after them."""
