@@ -3,7 +3,7 @@
 A fact is a key followed by its value; it is asked by the key alone, and the token after it is the answer. Three tasks
 write facts and questions over a background of filler (random tokens, or real text):
 
-    facts    told in one chunk of text, asked a given number of chunks later: only a memory can answer
+    facts    told in one chunk of text, asked given numbers of chunks later: only a memory can answer
     mqar     multi-query associative recall (Zoology, Arora et al. 2023): all facts first, then questions anywhere
     needle   one fact at a given depth of the background, asked at the end
 
@@ -12,6 +12,7 @@ Shapes: `B` rows, `T` tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,40 +64,44 @@ def facts(
     symbols: Symbols,
     background: Tensor,
     chunk: int,
-    apart: int,
+    apart: Sequence[int],
     pairs: int,
     generator: torch.Generator,
-    rehearsal: bool = False,
-) -> Recall:
-    """Every chunk of the text asks the facts told `apart` chunks before it, then tells `pairs` new ones.
+) -> dict[int, Recall]:
+    """Every chunk of the text asks the facts told some chunks before it, then tells `pairs` new ones.
 
-    Keys do not come back within `apart` chunks, so that a question has one answer.
+    Keys do not come back while they may be asked, so that a question has one answer.
 
     Args:
-        symbols: at least `pairs * (apart + 1)` keys.
+        symbols: at least `pairs * (max(apart) + 1)` keys.
         background: `[B, T]`, T a multiple of `chunk`.
-        chunk: tokens per chunk, at least 4 per pair (6 with rehearsal).
-        apart: chunks between telling and asking, at least 1.
-        rehearsal: facts are also asked once in the chunk that tells them (not counted as answers).
+        chunk: tokens per chunk, at least two for each pair told and for each asked.
+        apart: chunks between telling and asking. Distance 0 rehearses: facts are asked in the chunk that tells them.
+    Returns:
+        for each distance the same tokens, and its own answers.
     """
     rows, length = background.shape
-    needed = pairs * (6 if rehearsal else 4)
-    if apart < 1 or chunk < needed or length % chunk or len(symbols.keys) < pairs * (apart + 1):
+    questions = [distance for distance in sorted(apart, reverse=True) if distance > 0]
+    sections = [*questions, None, *([0] if 0 in apart else [])]  # None: where the facts are told
+    needed, period = 2 * pairs * len(sections), max(apart) + 1
+    if chunk < needed or length % chunk or len(symbols.keys) < pairs * period:
         raise ValueError(
-            f"apart={apart}, chunk={chunk}, pairs={pairs}, length={length}: need apart >= 1, chunk >= {needed}, "
-            f"whole chunks, and at least {pairs * (apart + 1)} keys"
+            f"chunk={chunk}, length={length}, keys={len(symbols.keys)}: {pairs} facts asked {list(apart)} chunks later "
+            f"need chunks of at least {needed} tokens, a whole number of them, and at least {pairs * period} keys"
         )
-    tokens, answers = background.clone(), torch.zeros_like(background, dtype=torch.bool)
+    tokens = background.clone()
+    answers = {distance: torch.zeros_like(background, dtype=torch.bool) for distance in apart}
     told: list[Tensor] = []
     for index, start in enumerate(range(0, length, chunk)):
-        told.append(_draw(symbols, symbols.keys[index % (apart + 1) :: apart + 1], rows, pairs, generator))
-        if index >= apart:
-            tokens[:, start : start + 2 * pairs] = _shuffled(told[index - apart], generator)
-            answers[:, start + 1 : start + 2 * pairs : 2] = True
-        tokens[:, start + 2 * pairs : start + 4 * pairs] = told[index].flatten(1)
-        if rehearsal:
-            tokens[:, start + 4 * pairs : start + 6 * pairs] = _shuffled(told[index], generator)
-    return Recall(tokens, answers, symbols.values)
+        told.append(_draw(symbols, symbols.keys[index % period :: period], rows, pairs, generator))
+        for section, distance in enumerate(sections):
+            first, last = start + 2 * pairs * section, start + 2 * pairs * (section + 1)
+            if distance is None:
+                tokens[:, first:last] = told[index].flatten(1)
+            elif distance <= index:
+                tokens[:, first:last] = _shuffled(told[index - distance], generator)
+                answers[distance][:, first + 1 : last : 2] = True
+    return {distance: Recall(tokens, answers[distance], symbols.values) for distance in apart}
 
 
 def mqar(symbols: Symbols, background: Tensor, pairs: int, generator: torch.Generator) -> Recall:
