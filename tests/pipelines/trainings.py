@@ -1,4 +1,4 @@
-"""Runs of the stage `pretrain` in processes of their own, which can be killed at a chosen moment.
+"""Runs of the stages `pretrain` and `distill` in processes of their own, which can be killed at a chosen moment.
 
 A server process imports Lightning once; every run is forked from it, as clean as a new one and at once there.
 """
@@ -25,7 +25,13 @@ from pipelines.config import PipelineConfig, TrackingConfig
 from tests.pipelines.settings import settings
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = ["pipelines.pretrain", "pipelines.training", "pipelines.ledger", "mlflow.store.tracking.sqlalchemy_store"]
+PRELOADED = [
+    "pipelines.pretrain",
+    "pipelines.distill",
+    "pipelines.training",
+    "pipelines.ledger",
+    "mlflow.store.tracking.sqlalchemy_store",
+]
 PROCESSES.set_forkserver_preload([*PRELOADED, __name__])
 TINY = {"vocab_size": 257, "width": 16, "layers": 1, "heads": 2, "hidden": 32}
 PRETRAIN = {
@@ -66,17 +72,19 @@ class Fault:
 Trouble = Fault | Callable[[], Any] | None  # a function is called in the process before the stage begins
 
 
-def train(config: PipelineConfig, folder: Path, fault: Trouble = None, timeout: float = 120) -> tuple[int, str]:
+def train(
+    config: PipelineConfig, folder: Path, fault: Trouble = None, timeout: float = 120, stage: str = "pretrain"
+) -> tuple[int, str]:
     """Run the stage in `folder`; returns the exit code (-9 when killed) and what it printed."""
-    process = start(config, folder, fault)
+    process = start(config, folder, fault, stage)
     process.join(timeout)
     assert process.exitcode is not None, "the run hangs"
     return process.exitcode, (folder / "log.txt").read_text()
 
 
-def start(config: PipelineConfig, folder: Path, fault: Trouble = None) -> Any:
+def start(config: PipelineConfig, folder: Path, fault: Trouble = None, stage: str = "pretrain") -> Any:
     """Begin the stage in `folder`; returns the process."""
-    process = PROCESSES.Process(target=_run, args=(config, folder, fault), daemon=True)
+    process = PROCESSES.Process(target=_run, args=(config, folder, fault, stage), daemon=True)
     process.start()
     return process
 
@@ -95,8 +103,7 @@ def _make_ledger(file: Path) -> None:
     find_run(TrackingConfig(uri=f"sqlite:///{file}", experiment="unused"), "none")
 
 
-def _run(config: PipelineConfig, folder: Path, fault: Trouble) -> None:
-    from pipelines import pretrain
+def _run(config: PipelineConfig, folder: Path, fault: Trouble, stage: str) -> None:
     from pipelines.command import guarded
 
     os.chdir(folder)
@@ -108,7 +115,7 @@ def _run(config: PipelineConfig, folder: Path, fault: Trouble) -> None:
         _inject(fault)
     elif fault is not None:
         fault()
-    code = guarded(lambda: pretrain.run(config))
+    code = guarded(lambda: importlib.import_module(f"pipelines.{stage}").run(config))
     sys.stdout.flush()
     os._exit(code)
 
