@@ -51,7 +51,8 @@ def paired(differences: ArrayLike) -> Paired:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(d, axis=-1) / n
         spread = np.sqrt(np.nansum((d - mean[..., None]) ** 2, axis=-1) / (n - 1))
-        sd = np.where(np.nanmax(d, axis=-1, initial=-np.inf) == np.nanmin(d, axis=-1, initial=np.inf), 0.0, spread)
+        most, least = np.fmax.reduce(d, axis=-1, initial=-np.inf), np.fmin.reduce(d, axis=-1, initial=np.inf)
+        sd = np.where(most == least, 0.0, spread)
         sd = np.where(n >= 2, sd, np.nan)
         t = np.abs(mean) / (sd / np.sqrt(n))
     t = np.where((sd == 0) & (mean == 0), 0.0, t)  # equal in every seed: no effect, with certainty
