@@ -3,7 +3,8 @@
 Special here:
 - the `params.yaml` in use is the current directory's, else the project's own; **relative paths are relative to it**,
   wherever the command is started from;
-- every preset is an option of the group `model`, with the changes `params.yaml` states for it under `models`;
+- every preset is an option of the group `model`, with the changes `params.yaml` states for it under `models` and the
+  recipe that belongs to it (`recipes`);
 - a user's mistake is one line and exit code 2, a failure at run time one line and exit code 1; a traceback is a bug.
 """
 
@@ -29,6 +30,7 @@ from models.configuration import ConfigError, config_from, nearest, require
 from models.language_model import ModelConfig
 from models.presets import PRESETS, preset
 from pipelines.config import PipelineConfig, StageError
+from pipelines.recipes import RECIPES
 
 PROJECT = Path(__file__).resolve().parent.parent
 PARAMS = "params.yaml"
@@ -163,10 +165,11 @@ def register(folder: Path, help_text: str = "", **hydra_options: str) -> dict[st
     store.store(name="params", node=params)
     for name in PRESETS:
         standard = asdict(preset(name)) | {"vocab_size": "${data.vocab_size}"} | dict(stated.get(name) or {})
-        store.store(group="model", name=name, node={"model_name": name, "model": standard}, package="_global_")
+        chosen = {"model_name": name, "model": standard} | RECIPES.get(name, {})
+        store.store(group="model", name=name, node=chosen, package="_global_")
     quiet = HydraConf(output_subdir=None, run=RunDir("."), sweep=SweepDir("multirun", "."))
-    chosen = {"hydra_logging": "none", "job_logging": "none"} | hydra_options
-    quiet.defaults = [*quiet.defaults, *({f"override {group}": option} for group, option in chosen.items())]
+    options = {"hydra_logging": "none", "job_logging": "none"} | hydra_options
+    quiet.defaults = [*quiet.defaults, *({f"override {group}": option} for group, option in options.items())]
     quiet.help = HelpConf(template=f"{help_text}\n\nmodel=<one of>: {', '.join(PRESETS)}\n{HELP}")
     store.store(group="hydra", name="config", node=quiet, provider="hydra")
     return stated
