@@ -42,7 +42,7 @@ def test_two_processes_train_what_one_trains(token_folder, ledger_file, strategy
     surroundings = environment() | {"PYTHONPATH": str(PROJECT)}
     if strategy == "fsdp":
         stop_on_the_way(command, folder, surroundings)
-    ran = subprocess.run(command, cwd=folder, env=surroundings, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, cwd=folder, env=surroundings, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     alone, together = (pd.read_csv(folder / name / "loss.csv") for name in ("alone", "out"))
     pd.testing.assert_frame_equal(alone, together, rtol=2e-3)
