@@ -153,7 +153,11 @@ def _require_training(section: PretrainConfig | DistillConfig) -> None:
         require(getattr(section, name) > 0, f"{name}={getattr(section, name)} must be above 0")
     for name in ("warmup", "final_lr"):
         require(0 <= getattr(section, name) <= 1, f"{name}={getattr(section, name)} must be in [0, 1]")
-    require(len(section.betas) == 2, f"betas={list(section.betas)} must hold two numbers")
+    require(section.weight_decay >= 0, f"weight_decay={section.weight_decay} must be at least 0")
+    require(
+        len(section.betas) == 2 and all(0 <= beta < 1 for beta in section.betas),
+        f"betas={list(section.betas)} must hold two numbers in [0, 1)",
+    )
     require(
         section.batch_size % section.accumulate == 0,
         f"accumulate={section.accumulate} must divide batch_size={section.batch_size}",

@@ -27,7 +27,19 @@ class Subclass(str):
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), pytest.param(object(), id="object"), len, {1, 2}, b"x", Subclass("x"), {1: 2}, PROJECT], ids=repr
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        pytest.param(object(), id="object"),
+        len,
+        {1, 2},
+        b"x",
+        Subclass("x"),
+        {1: 2},
+        PROJECT,
+    ],
+    ids=repr,
 )
 def test_what_is_not_known_is_refused_by_name(value):
     with pytest.raises(TypeError, match=r"model\.x\[0\]"):
