@@ -68,7 +68,8 @@ def evaluate_recall(
     length, pairs = min(CHUNKS, contexts[-1] // chunk) * chunk, min(PAIRS["facts"], chunk // 4)
     for apart in APART:
         if pairs and length > apart * chunk:
-            right = answered(model, facts(symbols, background(length), chunk, apart, pairs, generator), batch_tokens)
+            task = facts(symbols, background(length), chunk, [apart], pairs, generator)[apart]
+            right = answered(model, task, batch_tokens)
             results["facts"][str(apart)], asked["facts"][str(apart)] = _share(right), right.numel()
     return results | {"questions": asked}
 
