@@ -111,10 +111,8 @@ def seeds(ablation: Ablation) -> Drawing | None:
         axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)
         axes.set(title="Every run", xlabel=ablation.measures[0])
         axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    spread = np.nanmax(values, axis=1) - np.nanmin(values, axis=1)
-    alt = (
-        f"{ablation.measures[0]} of every run; seeds of one cell lie up to {number(float(np.nanmax(spread)), 3)} apart."
-    )
+    spread = max(float(np.ptp(row[np.isfinite(row)])) for row in values if np.isfinite(row).any())
+    alt = f"{ablation.measures[0]} of every run; seeds of one cell lie up to {number(spread, 3)} apart."
     caption = "One mark per run. Seeds that move all cells together cancel in the differences, which are paired."
     return Drawing("seeds", alt, caption, figure)
 
