@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from models.configuration import Config, require
 from models.language_model import ModelConfig
 
@@ -187,6 +189,14 @@ class ExecutionConfig(Config):
     recompute: bool
     checkpoints: str
     rerun: bool
+
+    @property
+    def resolved_precision(self) -> Literal["32-true", "bf16-mixed"]:
+        """What `auto` means here: bf16-mixed on a GPU that has it, else fp32 (bf16 is ten times slower on a CPU)."""
+        if self.precision != "auto":
+            return self.precision
+        gpu = self.accelerator != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return "bf16-mixed" if gpu else "32-true"
 
     def validate(self) -> None:
         for name in ("devices", "nodes", "threads", "workers"):

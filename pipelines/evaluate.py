@@ -37,7 +37,17 @@ from pipelines.protocol import PROTOCOLS
 from pipelines.recall_evaluation import evaluate_recall
 
 METRICS = "metrics.json"
-TRAINING = ("model", "seed", "fingerprint", "run_id", "data_digest", "steps", "parameters", "training_flops_per_token")
+TRAINING = (
+    "model",
+    "seed",
+    "fingerprint",
+    "run_id",
+    "data_digest",
+    "context",
+    "steps",
+    "parameters",
+    "training_flops_per_token",
+)
 MEASURES = ("bits_per_byte", "streaming", "state_bytes", "peak_memory_bytes", "recall")  # logged beside perplexity
 LOGITS = {"cpu": 2**24, "cuda": 2**28}  # logits held at once while scoring
 CALL_TOKENS = {"cpu": 2**12, "cuda": 2**16}  # tokens per call of the model, at most
@@ -82,9 +92,9 @@ def _evaluate(config: PipelineConfig, checkpoint: Path, output: Path) -> dict[st
         evaluation = evaluate_model(model, text, config.evaluate, batch_tokens, advance)
         progress.update(task, description=f"{training['model']}: recall and costs")
         metrics = {
-            **{key: training[key] for key in TRAINING},
+            **{key: training[key] for key in TRAINING if key != "context"},
             "commit": commit().sha,
-            "training_context": config.pretrain.context,
+            "training_context": training["context"],
             **evaluation.metrics(),
             **_recall(model, evaluation, data.separator, config.evaluate, batch_tokens),
             **_costs(model, evaluation.tokens[0, :-1], config.evaluate),

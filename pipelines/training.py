@@ -231,7 +231,7 @@ def make_trainer(execution: ExecutionConfig, accumulate: int, callback: lightnin
         devices=execution.devices,
         num_nodes=execution.nodes,
         strategy=_strategy(execution, accumulate),
-        precision=precision(execution),
+        precision=execution.resolved_precision,
         max_epochs=1,
         accumulate_grad_batches=accumulate,
         callbacks=[callback],
@@ -261,14 +261,6 @@ def fit(trainer: lightning.Trainer, module: Training, batches: MicroBatches, che
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")  # Lightning about torch
         trainer.fit(module, batches, ckpt_path=checkpoint, weights_only=True)
-
-
-def precision(execution: ExecutionConfig) -> Any:
-    """What `auto` means: bf16-mixed on a GPU that has it, else fp32 (bf16 is ten times slower on a CPU)."""
-    if execution.precision != "auto":
-        return execution.precision
-    gpu = execution.accelerator != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return "bf16-mixed" if gpu else "32-true"
 
 
 def peak_memory(device: torch.device) -> int:

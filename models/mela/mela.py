@@ -39,7 +39,6 @@ from models.mela.layout import (
     positions,
 )
 
-
 PREFILL = 4096  # tokens, over all rows, that `extend` takes in at once: a long prompt needs no more activations
 
 

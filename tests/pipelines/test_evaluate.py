@@ -45,6 +45,7 @@ def train(data: TokenData, folder: Path, **fields: Any) -> Path:
         "fingerprint": "f" * 64,
         "run_id": "r" * 32,
         "data_digest": data.digest,
+        "context": 16,
         "steps": 128,
         "parameters": model.cost(64).total_parameters,
         "training_flops_per_token": model.cost(64).total_training_flops,

@@ -100,7 +100,7 @@ def test_the_export_says_what_was_trained(finished, token_folder):
     config, said = tiny(token_folder), metrics(finished)
     assert said.keys() == {
         *("model", "family", "seed", "fingerprint", "run_id", "commit", "dirty", "data_digest", "code_digest"),
-        *("parameters", "steps", "tokens", "train_loss", "validation_loss", "tokens_per_second"),
+        *("parameters", "context", "steps", "tokens", "train_loss", "validation_loss", "tokens_per_second"),
         *("training_flops_per_token", "peak_memory_bytes", "seconds"),
     }
     assert said["fingerprint"] == Pretrain(config, TokenData.open(token_folder)).identity()["fingerprint"]
