@@ -99,6 +99,11 @@ class CausalLM(nn.Module):
     def cost(self, context: int) -> Cost:
         """Costs for sequences of `context` tokens; depends on the config alone, so it works on the meta device."""
 
+    @property
+    def grain(self) -> int:
+        """Tokens at a time, or whole multiples of it, that `extend` must be fed to give the logits of `forward`."""
+        return 1
+
     def training_loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """What training minimises, in nats per token.
 

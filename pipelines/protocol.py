@@ -127,10 +127,10 @@ def score(
 def stream(model: CausalLM, tokens: Tensor, slice_tokens: int) -> Iterator[tuple[Tensor, object]]:
     """Run `tokens [B, T]` through `extend` in slices; yields `(logits [B, t, V], state)` after each.
 
-    The state is consumed by the next slice: read it before advancing.
+    The state is consumed by the next slice: read it before advancing. Slices hold whole grains of the model.
     """
     state = model.init_state(tokens.shape[0])
-    for part in tokens.split(slice_tokens, dim=1):
+    for part in tokens.split(max(1, slice_tokens // model.grain) * model.grain, dim=1):
         logits, state = model.extend(part, state)
         yield logits, state
 
@@ -189,8 +189,12 @@ def _losses(model: CausalLM, inputs: Tensor, targets: Tensor, batch_tokens: int)
     with torch.inference_mode():
         if inputs.shape[1] <= slice_tokens:
             return _cross_entropy(model(inputs), targets)
-        parts = zip(stream(model, inputs, slice_tokens), targets.split(slice_tokens, dim=1), strict=True)
-        return torch.cat([_cross_entropy(logits, part) for (logits, _), part in parts], dim=1)
+        losses, start = [], 0
+        for logits, _ in stream(model, inputs, slice_tokens):
+            end = start + logits.shape[1]
+            losses.append(_cross_entropy(logits, targets[:, start:end]))
+            start = end
+        return torch.cat(losses, dim=1)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -159,8 +159,8 @@ def _moments(gates: Sequence[Tensor]) -> Tensor:
 
 def training_flops(student: Melt, teacher: LoopLM, context: int, every_loop: bool) -> float:
     """FLOPs per token of `distill` and its backward pass, as executed; works on the meta device."""
-    span, loops = student.span(context), student.config.loops if every_loop else 1
-    ours, theirs = student.cost(context).training_flops, teacher.cost_at(span, rows=0, exits=False).forward_flops
+    span, loops = student.training_span(context), student.config.loops if every_loop else 1
+    ours, theirs = student.cost(context).training_flops, teacher.cost_at(span, span, rows=0, exits=False).forward_flops
     inner = [flops for part, flops in (*ours.items(), *theirs.items()) if part not in ("head", "exit gate")]
     return sum(inner) + loops * (3 + 1) * theirs["head"]
 

@@ -190,11 +190,20 @@ class LoopedModel(CausalLM):
         config, weight = self.config, self.embedding.weight
         return [kind.empty(batch_size, config.groups, config.head_width, weight) for _ in self.layers]
 
-    def cost_at(self, span: float, rows: int, exits: bool, gate_flops: float = 0.0, gate_parameters: int = 0) -> Cost:
+    def cost_at(
+        self,
+        span: float,
+        training_span: float,
+        rows: int,
+        exits: bool,
+        gate_flops: float = 0.0,
+        gate_parameters: int = 0,
+    ) -> Cost:
         """Costs of a token that every loop and layer scores against `span` keys.
 
         Args:
-            span: keys per token.
+            span: keys per token, at inference.
+            training_span: in training.
             rows: cache rows per layer of one sequence at the end.
             exits: whether inference looks at the exit gate.
             gate_flops: of one layer's memory gate; it runs in every loop but the first.
@@ -202,7 +211,8 @@ class LoopedModel(CausalLM):
         """
         config = self.config
         runs, gate_runs = config.layers * config.loops, config.layers * (config.loops - 1)
-        attention, attention_training = attention_flops(config.width, config.kv_width, span)
+        attention, _ = attention_flops(config.width, config.kv_width, span)
+        _, attention_training = attention_flops(config.width, config.kv_width, training_span)
         mlp, head = 6.0 * config.width * config.hidden, 2.0 * config.width * config.vocab_size
         exit_gate = 2.0 * config.width * (config.loops - 1)
         mlp_parameters = config.layers * (3 * config.hidden + 2) * config.width

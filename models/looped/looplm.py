@@ -91,7 +91,7 @@ class LoopLM(LoopedModel):
         return self._run(tokens, state, trace)
 
     def cost(self, context: int) -> Cost:
-        return self.cost_at(context, context * self.config.loops, exits=self.config.exit_threshold < 1)
+        return self.cost_at(context, context, context * self.config.loops, exits=self.config.exit_threshold < 1)
 
     def _run(self, tokens: Tensor, state: LoopLMState | None = None, trace: Trace | None = None) -> list[Tensor]:
         start, length = 0 if state is None else state.caches[0][0].length, tokens.shape[1]

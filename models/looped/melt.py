@@ -5,12 +5,13 @@ Special here:
   from the memory, queries from the current stream: the normed layer input `x_t`;
 - **t is the loop.** A token's cache row is written again in every loop; the tokens before it keep their final row;
 - chunks run in order. Inside a chunk all tokens run a loop together, and see each other as of that loop: `chunk=1`
-  is cached decoding, exactly; `chunk=null` is the paper's "no chunking";
+  is cached decoding, exactly; `chunk=null` is the paper's "no chunking". Evaluation mode has chunks of its own, the
+  same for every way to train, because what counts is decoding;
 - a token that decodes alone leaves once its exit probabilities add up to `exit_threshold`: its row stops changing and
   the loops that remain are not computed.
 
 `extend` cuts what it is given into chunks from its first token on: it equals `forward` when fed whole chunks, and
-`forward` under `chunk=1` when fed one token at a time.
+`forward` in chunks of 1 when fed one token at a time.
 
 Source: MELT, equation 1 and section 3.3; layer and objective in `looped_model`. Leaving early is ours.
 
@@ -45,12 +46,14 @@ class MeltConfig(LoopedConfig):
     gate: GateName = "elementwise"
     gate_bias: float = -1.4  # b_z at the start
     ema: float = 0.2  # gate=ema: its constant z
-    chunk: int | None = 64  # tokens that run each loop together; null: the whole sequence
+    chunk: int | None = 64  # in training, tokens that run each loop together; null: the whole sequence
+    inference_chunk: int = 16  # in evaluation mode, tokens that read a prompt together; 1 is decoding, exactly
     detach_chunks: bool = False  # cut the gradient into earlier chunks
 
     def validate(self) -> None:
         super().validate()
         require(self.chunk is None or self.chunk >= 1, f"chunk={self.chunk} must be null or at least 1")
+        require(self.inference_chunk >= 1, f"inference_chunk={self.inference_chunk} must be at least 1")
         require(0 <= self.ema <= 1, f"ema={self.ema} must be in [0, 1]")
 
 
@@ -213,8 +216,13 @@ class Melt(LoopedModel):
         return [torch.cat(loop, dim=1) for loop in zip(*states, strict=True)]
 
     def chunks(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """`tokens [B, T]` cut into the chunks that run together."""
-        return tokens.split(self.config.chunk or tokens.shape[1], dim=1)
+        """`tokens [B, T]` cut into the chunks that run together, in the mode the model is in."""
+        chunk = self.config.chunk if self.training else self.config.inference_chunk
+        return tokens.split(chunk or tokens.shape[1], dim=1)
+
+    @property
+    def grain(self) -> int:
+        return (self.training and self.config.chunk) or self.config.inference_chunk
 
     def run_chunk(
         self,
@@ -271,21 +279,20 @@ class Melt(LoopedModel):
         return self.head(torch.cat(states, dim=1)), state
 
     def cost(self, context: int) -> Cost:
-        """Every loop is counted, also where tokens may leave early."""
+        """Inference in evaluation mode; every loop is counted, also where tokens may leave early."""
         config = self.config
         return self.cost_at(
-            self.span(context),
+            _span(context, config.inference_chunk),
+            self.training_span(context),
             rows=context,
-            exits=config.exit_threshold < 1 and config.chunk == 1,
+            exits=config.exit_threshold < 1 and config.inference_chunk == 1,
             gate_flops=gate_flops(config.gate, config.width),
             gate_parameters=sum(parameter.numel() for name, parameter in self.named_parameters() if ".gate." in name),
         )
 
-    def span(self, context: int) -> float:
-        """Keys that a token is scored against, on average over `context` tokens."""
-        chunk = self.config.chunk or context
-        ends = [min(start + chunk, context) for start in range(0, context, chunk)]
-        return sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False)) / context
+    def training_span(self, context: int) -> float:
+        """Keys that a token is scored against in training, on average over `context` tokens."""
+        return _span(context, self.config.chunk or context)
 
     def _decode_and_leave(self, tokens: Tensor, state: MeltState) -> Tensor:
         """One token `[B, 1]` per sequence -> the state `[B, 1, D]` each leaves with.
@@ -306,6 +313,11 @@ class Melt(LoopedModel):
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
         return layer(*arguments)
+
+
+def _span(context: int, chunk: int) -> float:
+    ends = [min(start + chunk, context) for start in range(0, context, chunk)]
+    return sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False)) / context
 
 
 CONFIG, MODEL = MeltConfig, Melt

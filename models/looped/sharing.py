@@ -71,11 +71,11 @@ def decode_with_shared_cache(model: LoopLM, tokens: Tensor, prompt: int, loop: S
 
 def as_melt(model: LoopLM, gate: SharedLoop) -> Melt:
     """The model's weights in a MELT whose gate has none."""
-    fields = {**asdict(model.config), "gate": gate, "chunk": 1, "exit_threshold": 1.0}
+    fields = {**asdict(model.config), "gate": gate, "inference_chunk": 1, "exit_threshold": 1.0}
     with torch.device("meta"):
         student = Melt(config_from(MeltConfig, fields))
     student.load_state_dict(model.state_dict(), assign=True)
-    return student
+    return student.eval()
 
 
 def _copy(cache: KVCache) -> KVCache:

@@ -29,8 +29,9 @@ def _looplm(**fields: Any) -> Variant:
 
 
 def _melt(**fields: Any) -> Variant:
-    """In chunks of one token: other chunks depend on where they are cut (`looped/test_melt.py`)."""
-    shape = {"vocab_size": 31, "width": 16, "layers": 1, "loops": 3, "heads": 4, "hidden": 24, "chunk": 1}
+    """In chunks of one token: what other chunks give depends on where they are cut (`looped/test_melt.py`)."""
+    shape = {"vocab_size": 31, "width": 16, "layers": 1, "loops": 3, "heads": 4, "hidden": 24}
+    shape |= {"chunk": 1, "inference_chunk": 1}
     return Variant("melt", {**shape, **fields}, length=11)
 
 

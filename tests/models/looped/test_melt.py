@@ -131,6 +131,14 @@ def test_any_segmentation_at_chunk_boundaries_gives_the_logits_of_forward(cuts):
 
 
 @torch.no_grad()
+def test_evaluation_mode_has_chunks_of_its_own():
+    model = build(chunk=None, inference_chunk=3)
+    assert torch.equal(model.eval()(tokens()), build(chunk=3)(tokens()))
+    assert model.grain == 3
+    assert build(chunk=5).grain == 5
+
+
+@torch.no_grad()
 def test_one_loop_is_looplm_with_one_loop():
     model = build(loops=1)
     looped = build_model(preset("looplm_tiny", **{**SHAPE, "loops": 1}), seed=1).double()
@@ -229,12 +237,15 @@ def test_every_parameter_has_a_gradient(gate, loops):
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("fields", [{"chunk": 4}, {"chunk": None, "kv_heads": 2}, {"chunk": 11, "gate": "scalar"}])
+@pytest.mark.parametrize(
+    "fields", [{"chunk": 4, "inference_chunk": 2}, {"chunk": None, "kv_heads": 2}, {"gate": "scalar"}]
+)
 def test_flops_of_chunks_agree_with_the_counter(fields):
     model = build(torch.float32, **fields)
     cost = model.cost(11)
     with torch.no_grad():
-        forward = counted_flops(lambda: model(tokens()))
+        forward = counted_flops(lambda: model.eval()(tokens()))
+    model.train()
     pair = tokens(12)[:, :-1], tokens(12)[:, 1:]
     training = counted_flops(lambda: model.training_loss(*pair)[0].backward())
     assert forward / 22 == pytest.approx(cost.total_forward_flops, rel=0.02)
