@@ -72,7 +72,8 @@ class Plan:
             preset: {key: value for key, value in base.items() if key not in NOT_SCIENCE}
             for preset, base in self.bases.items()
         }
-        return fingerprint(asdict(self) | {"values": values, "bases": bases})
+        precision = [base["execution"]["precision"] for base in self.bases.values()]
+        return fingerprint(asdict(self) | {"values": values, "bases": bases, "precision": precision})
 
     @property
     def study(self) -> str:
@@ -87,7 +88,10 @@ class Plan:
             config = typed(values, self.bases[cell.preset]["models"])
         except ConfigError as error:
             raise ConfigError(f"cell {cell.name!r}: {error}") from None
-        return replace(config, tracking=local.tracking, execution=local.execution) if local else config
+        if local is None:
+            return config
+        execution = replace(local.execution, precision=config.execution.precision)  # it changes numbers
+        return replace(config, tracking=local.tracking, execution=execution)
 
     def task(self, cell: Cell, seed: int) -> Task:
         config, stage = self.config(cell, seed), self.sweep.stage
@@ -97,6 +101,7 @@ class Plan:
             "stage": stage,
             "seed": seed,
             "replicate": cell.replicate,
+            "precision": config.execution.resolved_precision,
             "family": config.model.family,
             "data": self.data[config.data.directory],
             "code": self.code[config.model.family],
@@ -137,13 +142,15 @@ def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, A
     """
     unknown = Plan(name, dict(values), dict(bases), {}, {})
     configs = [unknown.config(cell, 0) for cell in unknown.sweep.cells()]
+    precision = {"precision": configs[0].execution.resolved_precision}  # of this machine, for every worker
+    frozen = {preset: {**base, "execution": {**base["execution"], **precision}} for preset, base in bases.items()}
     folders = dict.fromkeys(config.data.directory for config in configs)
     data = {folder: _data_digest(folder, absent) for folder in folders}
     if unknown.sweep.stage == "distill":
         data |= {folder: _teacher_digest(folder, absent) for folder in dict.fromkeys(c.teacher for c in configs)}
     families = dict.fromkeys(config.model.family for config in configs)
     code = {family: code_of(unknown.sweep.stage, family) for family in families}
-    return replace(unknown, data=data, code=code)
+    return replace(unknown, bases=frozen, data=data, code=code)
 
 
 def _data_digest(folder: str, absent: bool) -> str:
