@@ -62,7 +62,7 @@ def write(folder: Path, name: str) -> Path:
     if name.endswith(".parquet"):
         pyarrow.parquet.write_table(pyarrow.table({"id": range(len(TEXTS)), "body": TEXTS}), file, row_group_size=2)
     elif name.endswith(".gz"):
-        file.write_bytes(gzip.compress(lines))
+        file.write_bytes(gzip.compress(lines, mtime=0))
     elif name.endswith(".zst"):
         half = len(lines) // 2  # two frames, as concatenated files have
         file.write_bytes(b"".join(zstandard.compress(part) for part in (lines[:half], lines[half:])))
@@ -120,7 +120,7 @@ def test_null_is_an_empty_document(tmp_path: Path) -> None:
         ("a.jsonl", b'["a"]', r"line 1: a record must be an object with the column 'text', not list"),
         ("a.jsonl", b'{"text": 3}', r"line 1: column 'text' must hold text, not int"),
         ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz is damaged"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}' * 99)[:-12], r"a\.jsonl\.gz is damaged"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}' * 99, mtime=0)[:-12], r"a\.jsonl\.gz is damaged"),
         ("a.jsonl.zst", b"plain", r"a\.jsonl\.zst is damaged"),
         ("a.parquet", b"plain", r"a\.parquet is damaged"),
         ("a.csv", b"text", r"a\.csv is none of \.txt \.md"),
