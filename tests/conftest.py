@@ -40,3 +40,10 @@ def _uninitialised_memory_is_nan():
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
             patch.setattr(owner, name, poisoned(getattr(owner, name)))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Stages set the number of threads of their process; here that must not reach the next test."""
+    yield
+    torch.set_num_threads(1)

@@ -110,7 +110,7 @@ def test_the_export_says_what_was_distilled(finished, small, teacher):
     assert said["peak_memory_bytes"] > 10**7
     windows = TokenData.open(small().data.directory).held_out_windows(context=16, tokens=256)
     for key, folder in (("teacher_validation_loss", teacher), ("validation_loss", finished / "out")):
-        model = load_model(folder)
+        model = load_model(folder).eval()
         with torch.no_grad():
             assert said[key] == pytest.approx(float(model.cross_entropy(windows[:, :-1], windows[:, 1:])), rel=1e-5)
     student = load_model(finished / "out")
