@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from models import build_model, load_model
+from models import build_model
 from models.configuration import require
 from models.looped.distillation import gate_histograms, require_pair, start_from, training_flops
 from models.looped.looplm import LoopLM
 from models.looped.melt import Melt, MeltConfig
-from models.serialization import WEIGHTS, CheckpointError
+from models.serialization import WEIGHTS
 from pipelines.cell_training import CellTraining, train_cell
-from pipelines.config import PipelineConfig, StageError
+from pipelines.config import PipelineConfig
 from pipelines.data import TokenData
 from pipelines.files import sha256_file
+from pipelines.model_folder import load_as
 from pipelines.role import ALONE, Role
 
 if TYPE_CHECKING:
@@ -43,16 +44,8 @@ class Distill(CellTraining):
 
     @cached_property
     def teacher(self) -> LoopLM:
-        """The teacher, on the CPU; `ConfigError` when the folder holds none, `StageError` when it was altered."""
-        folder = Path(self.config.teacher)
-        require(folder.is_dir(), f"teacher={folder} is no folder; pretrain a LoopLM or import one first")
-        try:
-            model = load_model(folder)
-        except CheckpointError as error:
-            raise StageError(str(error)) from None
-        require(isinstance(model, LoopLM), f"teacher={folder} is a {model.config.family}, not a looplm")
-        assert isinstance(model, LoopLM)
-        return model.eval()
+        """The teacher, on the CPU until it trains."""
+        return load_as(LoopLM, "teacher", self.config.teacher)
 
     def require_fit(self) -> None:
         model, distill = self.config.model, self.config.distill

@@ -1,0 +1,155 @@
+"""Stage `sharing`: teacher, student and untrained cache sharing, decoded token by token on the same held-out text.
+
+    python -m pipelines.sharing teacher=artifacts/looplm_tiny checkpoint=artifacts/melt_tiny output=sharing/melt_tiny
+
+The counterpart of the MELT paper's table 5, in perplexity and recall. Every strategy reads a prompt at once and then
+the rest of the window one token at a time, as it would when generating. The targets are those of `fixed_targets` at
+the shortest context of `evaluate`; recall is MQAR, its facts being the prompt. Writes, in `output`, `metrics.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.configuration import require
+from models.looped.distillation import require_pair
+from models.looped.looplm import LoopLM
+from models.looped.melt import Melt
+from models.looped.sharing import decode_with_shared_cache
+from pipelines.config import PipelineConfig
+from pipelines.data import TokenData
+from pipelines.evaluation import HeldOut
+from pipelines.files import write_json
+from pipelines.identity import commit
+from pipelines.model_folder import load_as
+from pipelines.protocol import summarise
+from pipelines.recall import Recall, mqar
+from pipelines.recall_evaluation import VALUES, task_symbols, without
+
+METRICS = "metrics.json"
+PAIRS = 8  # facts of the recall task
+ROWS = 64  # of the recall task
+
+Decode = Callable[[Tensor, int], Tensor]  # tokens [B, T], prompt P -> logits [B, T - P, V] of the tokens from P on
+
+
+def run(config: PipelineConfig) -> dict[str, Any]:
+    """Score every strategy on held-out text; returns what `metrics.json` holds.
+
+    Raises:
+        ConfigError: when there is no such teacher or student, they do not match, or no document is long enough.
+        StageError: when their files were altered.
+    """
+    torch.set_num_threads(config.execution.threads)
+    teacher, student = load_as(LoopLM, "teacher", config.teacher), load_as(Melt, "checkpoint", config.checkpoint)
+    require_pair(student.config, teacher.config, same_loops=False)
+    data, evaluate = TokenData.open(config.data.directory), config.evaluate
+    data.require_vocab(teacher.config.vocab_size)
+    context, scored = evaluate.contexts[0], evaluate.score_tokens
+    require(scored < context, f"evaluate.score_tokens={scored} must leave a prompt in evaluate.contexts[0]={context}")
+    text = HeldOut(data.documents("held_out"), data.token_bytes)
+    windows = text.choose(evaluate.contexts[-1], evaluate.windows)
+    tokens = torch.stack([text.tokens(window, evaluate.contexts[-1])[-(context + 1) :] for window in windows])
+    task = _recall_task(tokens, data.vocab_size, data.separator)
+    results = {}
+    for name, decode in strategies(teacher, student).items():
+        results[name] = {
+            "perplexity": summarise(losses(decode, tokens, context - scored)).perplexity,
+            "mqar": accuracy(decode, task),
+            "cache_bytes": cache_bytes(name, teacher, student, context, context - scored),
+        }
+        print(f"sharing: {name}: perplexity {results[name]['perplexity']:.2f}", flush=True)
+    for result in results.values():
+        result["to_teacher"] = result["perplexity"] / results["teacher"]["perplexity"]
+    metrics = {
+        **_provenance(Path(str(config.checkpoint))),
+        "teacher": config.teacher,
+        "commit": commit().sha,
+        "data_digest": data.digest,
+        "loops": teacher.config.loops,
+        "context": context,
+        "prompt": context - scored,
+        "windows": len(windows),
+        "recall_chance": 1 / VALUES,
+        "strategies": results,
+    }
+    output = Path(config.output or f"sharing/{Path(str(config.checkpoint)).name}")
+    write_json(output / METRICS, metrics)
+    print(f"sharing: {len(results)} strategies on {len(windows)} windows -> {output}")
+    return metrics
+
+
+def strategies(teacher: LoopLM, student: Melt) -> dict[str, Decode]:
+    """How the tokens after a prompt may be decoded, by name."""
+    shared: dict[str, Decode] = {
+        f"{loop}_loop{'_prompt_kept' if keep else ''}": partial(_shared, teacher, loop, keep)
+        for keep in (False, True)
+        for loop in ("first", "last")
+    }
+    return {"teacher": partial(_exact, teacher), "student": partial(_one_by_one, student), **shared}
+
+
+def losses(decode: Decode, tokens: Tensor, prompt: int) -> Tensor:
+    """Next-token losses in nats, `[B, n - prompt]`, of the tokens `[B, n + 1]` after a prompt."""
+    logits, targets = decode(tokens[:, :-1], prompt), tokens[:, prompt + 1 :]
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+
+
+def accuracy(decode: Decode, task: Recall) -> float:
+    """Share of right answers, the facts `[B, 2 * PAIRS]` being the prompt."""
+    logits = decode(task.tokens, 2 * PAIRS)
+    return task.accuracy(functional.pad(logits, (0, 0, 2 * PAIRS, 0)))
+
+
+def cache_bytes(name: str, teacher: LoopLM, student: Melt, context: int, prompt: int) -> int:
+    """What a strategy has to keep of one sequence after `context` tokens."""
+    whole, kept = (teacher.cost(tokens).state_bytes for tokens in (context, prompt))
+    if name == "teacher":
+        return whole
+    if name == "student":
+        return student.cost(context).state_bytes
+    loops = teacher.config.loops
+    return kept + (whole - kept) // loops if name.endswith("prompt_kept") else whole // loops
+
+
+@torch.no_grad()
+def _exact(model: LoopLM, tokens: Tensor, prompt: int) -> Tensor:
+    """All at once, which for a cache per loop is the same."""
+    return model(tokens)[:, prompt:]
+
+
+@torch.no_grad()
+def _one_by_one(model: Melt, tokens: Tensor, prompt: int) -> Tensor:
+    _, state = model.extend(tokens[:, :prompt], model.init_state(len(tokens)))
+    return torch.cat([model.extend(token, state)[0] for token in tokens[:, prompt:].split(1, dim=1)], dim=1)
+
+
+def _shared(model: LoopLM, loop: Any, keep: bool, tokens: Tensor, prompt: int) -> Tensor:
+    return decode_with_shared_cache(model, tokens, prompt, loop, keep)
+
+
+def _recall_task(tokens: Tensor, vocab_size: int, separator: int) -> Recall:
+    """MQAR written into held-out text."""
+    symbols = task_symbols(vocab_size, separator)
+    background = without(tokens[torch.arange(ROWS) % len(tokens), : 8 * PAIRS], symbols)
+    return mqar(symbols, background, PAIRS, torch.Generator().manual_seed(0))
+
+
+def _provenance(checkpoint: Path) -> dict[str, Any]:
+    """What the student's training says of itself."""
+    training = json.loads((checkpoint / METRICS).read_text("utf-8"))
+    return {key: training[key] for key in ("model", "seed", "fingerprint", "run_id")}
+
+
+if __name__ == "__main__":
+    from pipelines.command import main
+
+    main(run)
