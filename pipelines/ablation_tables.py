@@ -5,6 +5,7 @@ Failed, pruned and missing runs stay in the tables. A number without an interval
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,17 @@ LATEX = {
     "<": r"$<$",
     ">": r"$>$",
     "|": r"$|$",
-    "[": "{[}",  # a bracket after \\ would be read as its argument
+    "[": "{[}",  # after \\ it would be read as its argument
+    "*": "{*}",  # so would this
     "−": "$-$",
     "–": "--",
     "×": r"$\times$",
     "±": r"$\pm$",
     "≤": r"$\leq$",
     "≥": r"$\geq$",
+    "·": r"$\cdot$",
+    "…": "...",
+    "→": r"$\rightarrow$",
 }
 
 
@@ -136,7 +141,15 @@ def _latex(cell: Cell) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+    return "".join(map(_escaped, " ".join(text.split())))
+
+
+def _escaped(character: str) -> str:
+    """In ASCII, because a reason for a failure may hold any character, and LaTeX stops at one it has no glyph for."""
+    if character.isascii():
+        return LATEX.get(character, character if character.isprintable() else "")
+    letters = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return LATEX.get(character) or "".join(map(_escaped, letters)) or f"U+{ord(character):04X}"
 
 
 def _known(value: float) -> float | None:
