@@ -52,7 +52,9 @@ class Display:
                 since = time.monotonic() - self._seen.setdefault(attempt.number, time.monotonic())
                 said = (attempt.lease or {}).get("progress") or "starting"
                 host = (attempt.lease or {}).get("machine", "").split(" ")[0]
-                table.add_row(f"{attempt.cell} · seed {attempt.seed}", said, f"{since:,.0f} s", Text(host, "dim"))
+                expected = seconds_of(history, attempt.cell)
+                left = "" if expected is None else f"about {duration(max(0.0, expected - since))} left"
+                table.add_row(f"{attempt.cell} · seed {attempt.seed}", said, duration(since), left, Text(host, "dim"))
         closed = sum(attempts[-1].state.is_finished() for attempts in history)
         return Group(ProgressBar(total=len(history), completed=closed, width=60), Text(line), table)
 
@@ -60,13 +62,20 @@ class Display:
 def summary(queue: Queue, history: Sequence[Sequence[Attempt]], workers: int) -> str:
     """`3 queued, 2 running, 22 done; about 4 min left`."""
     counts = Counter(outcome.status for outcome in queue.outcomes())
-    results = [result for attempts in history if (result := attempts[-1].result)]
-    counts["cached"] = sum(result.cached for result in results)
+    counts["cached"] = sum(result.cached for attempts in history if (result := attempts[-1].result))
     counts["done"] -= counts["cached"]
     said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    took = [result.seconds for result in results if not result.cached] or [result.seconds for result in results]
-    left = (counts["queued"] + counts["running"] / 2) * sum(took) / len(took) / workers if took else 0
+    left = (counts["queued"] + counts["running"] / 2) * (seconds_of(history) or 0) / workers
     return f"{said}; about {duration(left)} left" if left else said
+
+
+def seconds_of(history: Sequence[Sequence[Attempt]], cell: str | None = None) -> float | None:
+    """What a run takes: the mean over this cell's finished seeds, or over all cells'; None when nothing is known."""
+    known = [(attempts[-1].cell, result) for attempts in history if (result := attempts[-1].result)]
+    own = [result.seconds for name, result in known if name == cell and result.seconds]
+    fresh = [result.seconds for _, result in known if not result.cached]
+    took = own or fresh or [result.seconds for _, result in known if result.seconds]
+    return sum(took) / len(took) if took else None
 
 
 def duration(seconds: float) -> str:
