@@ -34,7 +34,8 @@ from pipelines.recipes import RECIPES
 
 PROJECT = Path(__file__).resolve().parent.parent
 PARAMS = "params.yaml"
-MODELS = f"models.* is what {PARAMS} compares: change it there; for one run use model.<field>=<value>"
+COMPARED = ("models", "students")  # sections: preset -> fields that differ from it
+FIXED = f"models.* and students.* are what {PARAMS} compares: change it there; for one run use model.<field>=<value>"
 
 HELP = """
 Any field below can be set as field=value; relative paths are relative to the folder of params.yaml.
@@ -114,18 +115,22 @@ def typed(values: DictConfig, stated: Mapping[str, Any]) -> PipelineConfig:
 
     Args:
         values: what Hydra composed.
-        stated: the `models` section as `params.yaml` has it, already merged into the options of group `model`.
+        stated: the sections `models` and `students` as `params.yaml` has them, already merged into the options of group
+            `model`.
     Raises:
         ConfigError: for anything unknown, mistyped or impossible, by name.
     """
     plain: Any = OmegaConf.to_container(values, resolve=True)
     missing = [field.name for field in fields(PipelineConfig) if field.name not in plain]
     require(not missing, f"{', '.join(missing)} must be given: see the {PARAMS} of the project")
-    name, models = plain["model_name"], plain["models"]
-    require(models == stated, MODELS)
     shared = {"vocab_size": plain["data"]["vocab_size"]}
-    plain["models"] = {each: _model(each, shared | dict(models[each] or {}), f"models.{each}") for each in models}
-    plain["model"] = _model(name, plain["model"], "model")
+    for section in COMPARED:
+        require(plain[section] == stated[section], FIXED)
+        plain[section] = {
+            name: _model(name, shared | dict(changes or {}), f"{section}.{name}")
+            for name, changes in plain[section].items()
+        }
+    plain["model"] = _model(plain["model_name"], plain["model"], "model")
     return config_from(PipelineConfig, plain)
 
 
@@ -137,8 +142,8 @@ def explain(error: Exception) -> str:
         known = sorted(error.options)
         return f"{group}={option!r} is not accepted{nearest(option, known)}; choose from {', '.join(known)}"
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and cause.parent_node is not None:
-        if str(cause.full_key).startswith("models."):
-            return MODELS
+        if str(cause.full_key).partition(".")[0] in COMPARED:
+            return FIXED
         known = [str(key) for key in cause.parent_node if key != "hydra"]
         return f"unknown field {cause.full_key}{nearest(str(cause.key), known)}; accepted: {', '.join(known)}"
     return " ".join(str(error).split())
@@ -150,7 +155,7 @@ def _model(name: str, changes: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def register(folder: Path, help_text: str = "", **hydra_options: str) -> dict[str, Any]:
-    """Give Hydra `params.yaml` and the options of group `model`; returns the `models` section of `params.yaml`.
+    """Give Hydra `params.yaml` and the options of group `model`; returns what `params.yaml` compares, by section.
 
     `hydra_options` choose among Hydra's own groups: `sweeper="cells"`.
 
@@ -160,11 +165,12 @@ def register(folder: Path, help_text: str = "", **hydra_options: str) -> dict[st
         params: Any = OmegaConf.to_container(OmegaConf.load(folder / PARAMS))
     except YAMLError as error:
         raise ConfigError(f"{folder / PARAMS} is not YAML: {' '.join(str(error).split())}") from None
-    stated = params.get("models") or {}
+    stated = {section: params.get(section) or {} for section in COMPARED}
+    changes = stated["models"] | stated["students"]
     store = ConfigStore.instance()
     store.store(name="params", node=params)
     for name in PRESETS:
-        standard = asdict(preset(name)) | {"vocab_size": "${data.vocab_size}"} | dict(stated.get(name) or {})
+        standard = asdict(preset(name)) | {"vocab_size": "${data.vocab_size}"} | dict(changes.get(name) or {})
         chosen = {"model_name": name, "model": standard} | RECIPES.get(name, {})
         store.store(group="model", name=name, node=chosen, package="_global_")
     quiet = HydraConf(output_subdir=None, run=RunDir("."), sweep=SweepDir("multirun", "."))

@@ -205,7 +205,10 @@ class ExecutionConfig(Config):
 
 @dataclass(frozen=True)
 class PipelineConfig(Config):
-    """Everything a stage may read. `model_name` is the preset it was made from, `models` those `dvc repro` compares."""
+    """Everything a stage may read.
+
+    `model_name` is the preset of `model`; `models` and `students` are what `dvc repro` pretrains and distills.
+    """
 
     seed: int
     output: str | None
@@ -214,6 +217,7 @@ class PipelineConfig(Config):
     model_name: str
     model: ModelConfig
     models: dict[str, ModelConfig]
+    students: dict[str, ModelConfig]
     data: DataConfig
     pretrain: PretrainConfig
     distill: DistillConfig
@@ -223,3 +227,9 @@ class PipelineConfig(Config):
 
     def validate(self) -> None:
         require(self.seed >= 0, f"seed={self.seed} must be at least 0")
+        twice = sorted(self.models.keys() & self.students.keys())
+        require(
+            not twice, f"{', '.join(twice)}: in models and in students; a model is pretrained or distilled, not both"
+        )
+        for name, student in self.students.items():
+            require(student.family == "melt", f"students.{name} is a {student.family}; only a melt is distilled")

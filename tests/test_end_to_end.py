@@ -16,6 +16,8 @@ from tests.workspace import PROJECT, environment, make_workspace, shell
 
 pytestmark = pytest.mark.slow
 
+MODELS = ("transformer_pp_tiny", "mela_tiny", "looplm_tiny", "melt_tiny")
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
@@ -27,13 +29,14 @@ def workspace(tmp_path_factory):
 
 
 def test_repro_makes_a_comparable_result_for_every_model(workspace):
-    for model in ("transformer_pp_tiny", "mela_tiny"):
+    for model in MODELS:
         metrics = json.loads((workspace / "evaluations" / model / "metrics.json").read_text())
         training = json.loads((workspace / "artifacts" / model / "metrics.json").read_text())
         assert set(metrics["fixed_targets"]["on"]) == {"64", "128"}
         assert metrics["run_id"] == training["run_id"]
         assert 1 < metrics["fixed_targets"]["on"]["128"] < 600
-    assert set(metrics["fixed_targets"]) == {"on", "zero", "reset", "shuffle"}
+        controls = {"on", "zero", "reset", "shuffle"} if model == "mela_tiny" else {"on"}
+        assert set(metrics["fixed_targets"]) == controls
     assert (workspace / "reports" / "index.html").stat().st_size > 10_000
 
 
@@ -43,9 +46,9 @@ def test_the_ledger_holds_one_finished_run_per_model(workspace):
         steps = database.execute(
             "select run_uuid, count(*), count(distinct step) from metrics where key = 'train/loss' group by run_uuid"
         ).fetchall()
-    assert len(runs) == 2
+    assert len(runs) == len(MODELS)
     assert {status for _, status in runs} == {"FINISHED"}
-    assert [(count, distinct) for _, count, distinct in steps] == [(8, 8), (8, 8)]
+    assert [(count, distinct) for _, count, distinct in steps] == [(8, 8)] * len(MODELS)
 
 
 def test_a_second_repro_does_nothing(workspace):
@@ -57,10 +60,16 @@ def test_a_second_repro_does_nothing(workspace):
 
 def test_metrics_show_lists_perplexity_per_model_and_context(workspace):
     shown = json.loads(shell("dvc metrics show --json", workspace).stdout)[""]["data"]
-    for model in ("transformer_pp_tiny", "mela_tiny"):
+    for model in MODELS:
         data = shown[f"evaluations/{model}/metrics.json"]["data"]
         assert set(data["fixed_targets"]["on"]) == {"64", "128"}
         assert set(data["window_mean"]["on"]) == {"64", "128"}
+
+
+def test_student_teacher_and_untrained_sharing_are_scored_side_by_side(workspace):
+    sharing = json.loads((workspace / "sharing" / "melt_tiny" / "metrics.json").read_text())
+    assert {"teacher", "student", "last_loop"} <= set(sharing["strategies"])
+    assert sharing["strategies"]["student"]["cache_bytes"] * 2 == sharing["strategies"]["teacher"]["cache_bytes"]
 
 
 def test_plots_show(workspace):
@@ -109,7 +118,7 @@ def test_readme_make_targets_exist():
 
 def test_dvc_yaml_is_the_default_comparison():
     stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
-    assert list(stages) == ["tokenize", "pretrain", "evaluate", "report"]
+    assert list(stages) == ["tokenize", "pretrain", "distill", "evaluate", "evaluate_student", "sharing", "report"]
 
 
 def _readme_commands() -> list[str]:

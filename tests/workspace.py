@@ -24,7 +24,22 @@ SMALL = {  # section -> fields, so that every stage takes seconds
         "checkpoint_every": 2,
     },
     "evaluate": {"contexts": [64, 128], "score_tokens": 32, "windows": 4},
-    "models": {"transformer_pp_tiny": {}, "mela_tiny": {"h_cycles": 2, "l_cycles": 1}},
+    "distill": {
+        "context": 64,
+        "batch_size": 2,
+        "phase1_steps": 4,
+        "phase2_steps": 4,
+        "log_every": 1,
+        "validate_every": 4,
+        "validation_tokens": 256,
+        "checkpoint_every": 2,
+    },
+    "models": {
+        "transformer_pp_tiny": {},
+        "mela_tiny": {"h_cycles": 2, "l_cycles": 1},
+        "looplm_tiny": {"loops": 2},
+    },
+    "students": {"melt_tiny": {"loops": 2, "chunk": 16}},
     "execution": {"threads": 1, "workers": 1},
 }
 
@@ -44,7 +59,7 @@ def make_workspace(folder: Path) -> Path:
             shutil.copy2(PROJECT / name, folder / name)
     params = yaml.safe_load((folder / "params.yaml").read_text())
     for section, fields in SMALL.items():
-        params[section] = fields if section == "models" else params[section] | fields
+        params[section] = fields if section in ("models", "students") else params[section] | fields
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "Small copy"]):
         subprocess.run(

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from models.presets import FAMILIES
+from models.families import FAMILIES
 from pipelines.config import ExecutionConfig, TrackingConfig
 from pipelines.sweep_file import DEFAULTS
 from pipelines.sweeping.plan import Local, Plan, code_of
@@ -33,7 +33,7 @@ def values(factors: dict[str, Any] | None = None, **changes: Any) -> dict[str, A
 
 
 def plan(factors: dict[str, Any] | None = None, name: str = "layers", **changes: Any) -> Plan:
-    base = yaml.safe_load(PARAMS.read_text("utf-8")) | {"models": {}}
+    base = yaml.safe_load(PARAMS.read_text("utf-8")) | {"models": {}, "students": {}}
     del base["defaults"]
     model = {"model_name": "transformer_pp_tiny", "model": {"vocab_size": "${data.vocab_size}"}}
     code = dict.fromkeys(FAMILIES, "0" * 64) | {"transformer": code_of("pretrain", "transformer")}

@@ -45,6 +45,22 @@ def test_every_preset_is_a_choice_with_the_changes_of_the_params_file():
     assert load(["model=looplm_tiny"]).model.family == "looplm"
 
 
+def test_students_are_melts_and_stand_beside_the_models(tmp_path):
+    params = yaml.safe_load((PROJECT / "params.yaml").read_text())
+
+    def with_students(**students: dict) -> list[str]:
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(params | {"students": students}))
+        return list(load(["model=melt_tiny"], tmp_path).students)
+
+    assert with_students(melt_tiny={"gate": "scalar"}) == ["melt_tiny"]
+    assert load(["model=melt_tiny"], tmp_path).model == preset("melt_tiny", gate="scalar")
+    assert with_students() == []
+    with pytest.raises(ConfigError, match=r"students\.titans_tiny is a mela"):
+        with_students(titans_tiny={})
+    with pytest.raises(ConfigError, match="mela_tiny: in models and in students"):
+        with_students(mela_tiny={})
+
+
 def test_the_params_file_changes_presets_and_the_vocabulary_follows_the_data(tmp_path):
     params = yaml.safe_load((PROJECT / "params.yaml").read_text())
     params["models"] = {"transformer_pp_tiny": {"layers": 7}}
@@ -77,8 +93,8 @@ def test_the_params_file_changes_presets_and_the_vocabulary_follows_the_data(tmp
         (["seed=${sed}"], "Interpolation key 'sed' not found"),
         (["~seed"], "seed must be given"),
         (["model=[a]"], "model/a"),
-        (["models.transformer_pp_tiny.layers=2"], "models.* is what params.yaml compares"),
-        (["+models.transformer_pp_tiny.layers=2"], "models.* is what params.yaml compares"),
+        (["models.transformer_pp_tiny.layers=2"], "models.* and students.* are what params.yaml compares"),
+        (["+models.transformer_pp_tiny.layers=2"], "models.* and students.* are what params.yaml compares"),
     ],
 )
 def test_mistakes_are_refused_by_name(overrides, named):
