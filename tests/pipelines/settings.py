@@ -15,7 +15,8 @@ PARAMS = Path(__file__).parents[2] / "params.yaml"
 
 def settings(**changes: Any) -> PipelineConfig:
     """`settings(data={"tokenizer": "bytes"}, seed=1)`: sections are merged, other fields replaced."""
-    values = yaml.safe_load(PARAMS.read_text("utf-8")) | {"models": {}, "students": {}, "model_name": "none", "model": ModelConfig()}
+    nothing = {"models": {}, "students": {}, "model_name": "none", "model": ModelConfig()}
+    values = yaml.safe_load(PARAMS.read_text("utf-8")) | nothing
     for name, value in changes.items():
         values[name] = values[name] | value if isinstance(value, dict) else value
     return config_from(PipelineConfig, {field.name: values[field.name] for field in fields(PipelineConfig)})
