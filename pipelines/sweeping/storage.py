@@ -23,6 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from models.configuration import ConfigError
 from pipelines.config import StageError
 
+PATIENCE = 60.0  # seconds another process may take to append its line
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
@@ -34,7 +36,7 @@ class JournalLock(BaseJournalFileLock):
         self._lock = FileLock(f"{journal}.lock")
 
     def acquire(self) -> bool:
-        self._lock.acquire()
+        self._lock.acquire(timeout=PATIENCE)
         _remove_partial_line(self.journal)
         return True
 
