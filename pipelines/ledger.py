@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def open_run(
         StageError: when the ledger cannot be reached or written.
     """
     client, experiment = connect(tracking)
-    with one_line("open a run in", tracking.uri):
+    with one_line("open a run in", tracking.uri), _alone(tracking.uri):
         found = client.search_runs([experiment.experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
         if found:
             run_id = found[0].info.run_id
@@ -143,18 +143,23 @@ def find_run(tracking: TrackingConfig, run_id: str) -> Run | None:
 
 def connect(tracking: TrackingConfig) -> tuple[MlflowClient, Experiment]:
     """A client and the experiment, both made when missing. Several processes may come at the same moment."""
-    database = re.fullmatch(r"sqlite:///(.+)", tracking.uri)
-    with ExitStack() as stack:
-        stack.enter_context(one_line("open", tracking.uri))
-        stack.enter_context(warnings.catch_warnings(action="ignore"))  # MLflow's, about the libraries it uses
-        artifacts = None
-        if database is not None:
-            file = Path(database[1]).resolve()
-            file.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(f"{file}.lock"))
-            artifacts = (file.parent / "mlartifacts").as_uri()
-        client = MlflowClient(tracking.uri)
+    with one_line("open", tracking.uri), _alone(tracking.uri) as file, warnings.catch_warnings(action="ignore"):
+        artifacts = None if file is None else (file.parent / "mlartifacts").as_uri()
+        client = MlflowClient(tracking.uri)  # it warns about the libraries it uses
         return client, _experiment(client, tracking.experiment, artifacts)
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[Path | None]:
+    """Nobody else looks what is missing and makes it, where the ledger is a file, which is yielded."""
+    database = re.fullmatch(r"sqlite:///(.+)", uri)
+    if database is None:
+        yield None
+        return
+    file = Path(database[1]).resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock"):
+        yield file
 
 
 def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> Experiment:

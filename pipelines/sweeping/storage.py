@@ -7,6 +7,7 @@ holder, and a line that was cut off is removed before the next one is written.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
@@ -24,6 +25,7 @@ from models.configuration import ConfigError
 from pipelines.config import StageError
 
 PATIENCE = 60.0  # seconds another process may take to append its line
+TRIES = 20  # looks at a database that another process is filling with tables
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -53,7 +55,7 @@ def open_storage(where: str) -> BaseStorage:
     """
     with one_line(where):
         if re.match(r"[\w+]+://", where):
-            return RDBStorage(where, engine_kwargs={"pool_pre_ping": True})
+            return _database(where)
         journal = Path(where)
         journal.parent.mkdir(parents=True, exist_ok=True)
         with open(journal, "ab"):  # refused here, by name, when it is read-only
@@ -73,6 +75,18 @@ def one_line(where: str) -> Iterator[None]:
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise StageError(f"storage={shown} cannot be used: {reason}") from None
+
+
+def _database(url: str) -> BaseStorage:
+    """The database, its tables made when missing, which another process may be doing at the same moment."""
+    for _ in range(TRIES):
+        try:
+            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        except SQLAlchemyError as error:
+            if "already exists" not in str(error):
+                raise
+            time.sleep(0.1)
+    raise StorageInternalError("its tables stay half made")
 
 
 def _remove_partial_line(journal: Path) -> None:
