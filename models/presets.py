@@ -1,26 +1,15 @@
-"""Named model configurations, and the families they belong to.
+"""Named model configurations.
 
-Families are named by module and imported when first asked for, so that what a run depends on is its own family only.
-A family module exposes `CONFIG` (its config class) and `MODEL` (its `CausalLM` class).
+No model needs this file to run: a preset that is added or changed makes no finished run stale but its own.
 """
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import Any
 
-import torch
-
 from models.configuration import ConfigError, config_from, nearest
-from models.language_model import CausalLM, ModelConfig
-
-FAMILIES: dict[str, str] = {
-    "transformer": "models.transformer",
-    "mela": "models.mela.mela",
-    "looplm": "models.looped.looplm",
-    "melt": "models.looped.melt",
-}
+from models.families import family
+from models.language_model import ModelConfig
 
 _OURO_1B4: dict[str, Any] = {
     "vocab_size": 49152,
@@ -95,14 +84,6 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> (family, fields th
 }
 
 
-def family(name: str) -> ModuleType:
-    """The module of a model family; `ConfigError` for a name that is none."""
-    if name not in FAMILIES:
-        known = list(FAMILIES)
-        raise ConfigError(f"family={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}")
-    return importlib.import_module(FAMILIES[name])
-
-
 def preset(name: str, **overrides: Any) -> ModelConfig:
     """The frozen config of a preset, with some fields replaced.
 
@@ -114,15 +95,3 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
         raise ConfigError(f"model={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}")
     family_name, fields = PRESETS[name]
     return config_from(family(family_name).CONFIG, {**fields, **overrides}, where="model")
-
-
-def build_model(config: ModelConfig, seed: int = 0) -> CausalLM:
-    """The module a config describes, its weights drawn from `seed`; under `torch.device("meta")` none are drawn.
-
-    The global random state stays as it was.
-    """
-    with torch.random.fork_rng(devices=[]):
-        model = family(config.family).MODEL(config)
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        model.init_weights(seed)
-    return model

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from models.configuration import ConfigError, config_from
+from models.families import family
 from models.language_model import CausalLM
-from models.presets import family
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

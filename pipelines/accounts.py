@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from models.configuration import config_from
+from models.families import family
 from models.language_model import Cost
-from models.presets import family
 from pipelines.comparisons import SEEDS_NEEDED, baseline
 from pipelines.reported import paper
 from pipelines.results import Result, short

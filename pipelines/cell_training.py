@@ -22,7 +22,7 @@ import torch
 
 from models import build_model, save_model
 from models.configuration import require
-from models.presets import FAMILIES
+from models.families import FAMILIES
 from pipelines.checkpoints import Cell
 from pipelines.config import DistillConfig, PipelineConfig, PretrainConfig, StageError
 from pipelines.data import BatchLoader, TokenData

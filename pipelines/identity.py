@@ -1,10 +1,11 @@
 """What a result was made from: canonical values, the code that runs, the commit.
 
-    python -m pipelines.identity pipelines.pretrain models.transformer    # the files these modules run
+    python -m pipelines.identity pipelines.pretrain models.transformer    # the files these commands and modules run
 
 Special here:
 - the encoder **raises** on anything it does not know, so that nothing enters an identity by its `repr`;
-- code is known by its content: the import closure inside this project, without comments, docstrings and layout.
+- code is known by its content: the import closure inside this project, without comments, docstrings and layout, and
+  without what only a type checker reads or only the command line runs.
 """
 
 from __future__ import annotations
@@ -39,16 +40,20 @@ def canonical(value: Any) -> str:
     return json.dumps(_plain(value, ""), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def import_closure(modules: Iterable[str], root: Path = PROJECT) -> dict[str, Path]:
+def import_closure(modules: Iterable[str], root: Path = PROJECT, main: bool = False) -> dict[str, Path]:
     """The project's modules that running `modules` imports, themselves included: dotted name -> file, sorted.
 
-    Imports are read from the source, wherever they stand; modules named by a string are not followed: list them.
+    Imports are read from the source, wherever they stand, but for those under `if TYPE_CHECKING:`; modules named by a
+    string are not followed: list them.
 
+    Args:
+        main: `modules` are run as commands, with what stands under `if __name__ == "__main__":`.
     Raises:
         ValueError: for a module that is not a file of the project.
     """
     found: dict[str, Path] = {}
     waiting = list(modules)
+    commands = set(waiting) if main else set()
     while waiting:
         name = waiting.pop()
         if name in found:
@@ -57,12 +62,16 @@ def import_closure(modules: Iterable[str], root: Path = PROJECT) -> dict[str, Pa
         if file is None:
             raise ValueError(f"{name} is no module of {', '.join(PACKAGES)} in {root}")
         found[name] = file
-        waiting += [each for each in (name.rpartition(".")[0], *_imports(file, name)) if _module_file(each, root)]
+        imported = _imports(_tree(file, name in commands), name, file.name == "__init__.py")
+        waiting += [each for each in (name.rpartition(".")[0], *imported) if _module_file(each, root)]
     return dict(sorted(found.items()))
 
 
 def code_digest(modules: Iterable[str], root: Path = PROJECT) -> str:
-    """SHA-256 over the import closure of `modules`. Comments, docstrings and layout do not change it."""
+    """SHA-256 over the import closure of `modules`, as far as importing them runs it.
+
+    Comments, docstrings, layout, and blocks under `if TYPE_CHECKING:` or `if __name__ == "__main__":` do not change it.
+    """
     return fingerprint({name: _meaning(file) for name, file in import_closure(modules, root).items()})
 
 
@@ -102,10 +111,26 @@ def _module_file(name: str, root: Path) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _imports(file: Path, module: str) -> Iterator[str]:
-    """Every dotted name an import statement of `file` may load; `from a import b` loads `a` and perhaps `a.b`."""
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+def _tree(file: Path, main: bool = False) -> ast.Module:
+    """The syntax tree of what runs: when the file is imported, or as a command (`main`)."""
+    return _Running(main).visit(ast.parse(file.read_text("utf-8")))
+
+
+class _Running(ast.NodeTransformer):
+    """Leaves out the blocks that do not run."""
+
+    def __init__(self, main: bool) -> None:
+        self._left_out = {"TYPE_CHECKING"} if main else {"TYPE_CHECKING", "__name__ == '__main__'"}
+
+    def visit_If(self, node: ast.If) -> Any:
+        self.generic_visit(node)
+        return node.orelse if ast.unparse(node.test) in self._left_out else node
+
+
+def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    """Every dotted name an import statement may load; `from a import b` loads `a` and perhaps `a.b`."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -117,7 +142,7 @@ def _imports(file: Path, module: str) -> Iterator[str]:
 
 def _meaning(file: Path) -> str:
     """The source as the compiler sees it: reprinted from its syntax tree, without docstrings."""
-    tree = ast.parse(file.read_text("utf-8"))
+    tree = _tree(file)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_text(body[0]):
@@ -140,7 +165,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m pipelines.identity", description="List the files modules run.")
     parser.add_argument("modules", nargs="+", help="dotted names, such as pipelines.pretrain")
     try:
-        files = import_closure(parser.parse_args().modules)
+        files = import_closure(parser.parse_args().modules, main=True)
     except ValueError as error:
         parser.error(str(error))
     for path in files.values():

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 import torch
 from rich.console import Console
 
-from models import build_model, preset
+from models import build_model
 from models.language_model import state_bytes
+from models.presets import preset
 from pipelines.reported import paper
 from pipelines.tables import Table, table
 

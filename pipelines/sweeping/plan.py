@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from models.configuration import ConfigError, require
-from models.presets import FAMILIES
+from models.families import FAMILIES
 from models.serialization import WEIGHTS
 from pipelines.cells import NOT_SCIENCE, Cell
 from pipelines.command import typed

@@ -15,8 +15,9 @@ from rich.console import Console
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from models import build_model, preset
+from models import build_model
 from models.language_model import CausalLM, ModelConfig
+from models.presets import preset
 from pipelines.config import PipelineConfig
 from pipelines.sweeping.display import duration
 from pipelines.sweeping.options import Options

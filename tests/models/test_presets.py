@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from models import build_model, preset
-from models.presets import FAMILIES, PRESETS, family
+from models.families import FAMILIES, family
+from models.presets import PRESETS
 
 PARAMETERS = {
     "transformer_pp_tiny": 1_969_792,

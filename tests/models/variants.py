@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.configuration import config_from
+from models.families import family
 from models.language_model import ModelConfig
-from models.presets import family
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
-from pipelines.identity import PROJECT, canonical, code_digest, commit, fingerprint, import_closure
+from models.families import FAMILIES
+from pipelines.identity import PACKAGES, PROJECT, canonical, code_digest, commit, fingerprint, import_closure
+from pipelines.sweeping.plan import modules_of
 
 
 def test_the_canonical_form_is_independent_of_order_and_layout():
@@ -57,7 +61,13 @@ def project(tmp_path):
         "pipelines/__init__.py": "",
         "pipelines/deep/__init__.py": "from .leaf import value\n",
         "pipelines/deep/leaf.py": "value = 1\n",
-        "pipelines/stage.py": "def run():\n    import models.family\n    from pipelines.deep import value\n",
+        "pipelines/command.py": "",
+        "pipelines/stage.py": (
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from models import bystander\n"
+            "def run():\n    import models.family\n    from pipelines.deep import value\n"
+            'if __name__ == "__main__":\n    from pipelines.command import main\n'
+        ),
     }
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
@@ -79,12 +89,21 @@ def test_the_closure_follows_every_import_inside_the_project(project):
         import_closure(["models.absent"], project)
 
 
+def test_what_a_command_imports_is_followed_only_for_the_command(project):
+    imported, command = (set(import_closure(["pipelines.stage"], project, main)) for main in (False, True))
+    assert command - imported == {"pipelines.command"}
+    (project / "pipelines" / "other.py").write_text("import pipelines.stage\n")
+    assert "pipelines.command" not in import_closure(["pipelines.other"], project, main=True)
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "same"),
     [
         ("models/family.py", '"""Doc."""', '"""Another."""', True),
         ("models/part.py", "return x + 1", "return (x  +  1)  # comment", True),
         ("models/bystander.py", "", "x = 1", True),
+        ("pipelines/stage.py", "import bystander", "import another", True),
+        ("pipelines/stage.py", "import main", "import other", True),
         ("models/part.py", "x + 1", "x + 2", False),
         ("pipelines/deep/leaf.py", "1", "'1'", False),
     ],
@@ -98,6 +117,37 @@ def test_the_code_digest_follows_what_runs(project, file, old, new, same):
 def test_a_family_is_part_of_a_digest_only_when_named():
     assert "models.transformer" not in import_closure(["pipelines.pretrain"])
     assert "models.looped.melt" not in import_closure(["pipelines.pretrain", "models.transformer"])
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The project's own sources."""
+    for package in PACKAGES:
+        shutil.copytree(PROJECT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "stale"),
+    [
+        ("models/presets.py", '"mela_tiny": ("mela", {})', '"mela_new": ("mela", {}), "mela_tiny": ("mela", {})', []),
+        ("models/mela/mela.py", "from __future__", "# a comment\nfrom __future__", []),
+        ("pipelines/command.py", "def main(", "def principal(", []),
+        ("models/mela/mela.py", "class Mela(", "class Male(", ["mela"]),
+        ("models/layers.py", "class RMSNorm(", "class Norm(", ["transformer", "mela", "looplm", "melt"]),
+    ],
+)
+def test_an_edit_makes_the_cells_stale_that_run_it(copy, file, old, new, stale):
+    text = (copy / file).read_text("utf-8")
+    assert old in text
+    (copy / file).write_text(text.replace(old, new), "utf-8")
+    edited = codes(copy)
+    assert [family for family in FAMILIES if edited[family] != codes(PROJECT)[family]] == stale
+
+
+@cache
+def codes(root):
+    return {family: code_digest(modules_of("pretrain", family), root) for family in FAMILIES}
 
 
 def test_command_lists_files():
