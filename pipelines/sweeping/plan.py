@@ -85,7 +85,7 @@ class Plan:
         for path, value in {**cell.overrides, "seed": seed}.items():
             OmegaConf.update(values, path, list(value) if isinstance(value, tuple) else value, merge=False)
         try:
-            config = typed(values, self.bases[cell.preset]["models"])
+            config = typed(values, self.bases[cell.preset])
         except ConfigError as error:
             raise ConfigError(f"cell {cell.name!r}: {error}") from None
         if local is None:
