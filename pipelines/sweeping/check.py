@@ -5,7 +5,7 @@ python -m pipelines.report --check
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from models.configuration import require
@@ -62,13 +62,25 @@ def _runs(ablation: Ablation, tracking: TrackingConfig) -> Iterator[str]:
         family, code = outcome.provenance["family"], outcome.provenance["code"]
         if code != code_of(ablation.sweep.stage, family):
             yield f"{_name(outcome)}: stale, the code of {family} changed since it was run"
-    for field in ("data_digest", "commit"):
-        values = {outcome.provenance[field]: outcome for outcome in done}
-        codes = {(outcome.provenance["family"], outcome.provenance["code"]) for outcome in done}
-        one_code = len(codes) == len({family for family, _ in codes})
-        if len(values) > 1 and not (field == "commit" and one_code):  # equal code from two commits is not mixed
-            named = "; ".join(f"{_name(outcome)} {short(value)}" for value, outcome in values.items())
-            yield f"mixed {field.replace('_', ' ')}: {named}"
+    yield from _mixed(done)
+
+
+def _mixed(done: Iterable[Outcome]) -> Iterator[str]:
+    """Numbers that do not belong in one table. Two commits are mixed when a family's code differs between them."""
+    by_data: dict[str, Outcome] = {}
+    by_code: dict[str, dict[str, Outcome]] = {}
+    for outcome in done:
+        source = outcome.provenance
+        by_data.setdefault(source["data_digest"], outcome)
+        by_code.setdefault(source["family"], {}).setdefault(source["code"], outcome)
+    for what, field, groups in (
+        ("data", "data_digest", [by_data]),
+        ("commits, between which the code differs", "commit", by_code.values()),
+    ):
+        for group in groups:
+            if len(group) > 1:
+                named = "; ".join(f"{_name(each)} {short(each.provenance[field])}" for each in group.values())
+                yield f"mixed {what}: {named}"
 
 
 def _numbers(outcome: Outcome, tracking: TrackingConfig) -> Iterator[str]:

@@ -106,6 +106,14 @@ def test_a_table_the_ledger_agrees_with_passes(recorded):
     assert check(*recorded) == []
 
 
+def test_commits_with_the_same_code_are_not_mixed(recorded):
+    folder, tracking = recorded
+    data = json.loads((folder / pages.DATA).read_text())
+    data["outcomes"][0]["provenance"] |= {"commit": "b" * 40}
+    pages.write(Ablation.load(data), folder)
+    assert check(folder, tracking) == []
+
+
 def test_every_kind_of_untruth_is_found_with_its_cell(recorded):
     folder, tracking = recorded
     data = json.loads((folder / pages.DATA).read_text())
@@ -120,8 +128,10 @@ def test_every_kind_of_untruth_is_found_with_its_cell(recorded):
     found = "\n".join(check(folder, tracking))
     name = f"{first['cell']} · seed {first['seed']}"
     assert f"{name}: ppl/window_mean/512 is {first['values']['ppl/window_mean/512']} here" in found
-    assert "mixed data digest" in found
-    assert "mixed commit" in found
+    other = f"{second['cell']} · seed {second['seed']}"
+    assert f"mixed data: {name} dddddddd; {other} eeeeeeee" in found
+    older = f"{third['cell']} · seed {third['seed']}"
+    assert f"mixed commits, between which the code differs: {name} cccccccc; {older} bbbbbbbb" in found
     assert f"{third['cell']} · seed {third['seed']}: stale, the code of transformer changed" in found
     assert f"{cell} · seed {missing}: missing" in found
     assert "table.tex is not what data.json gives" in found
