@@ -20,60 +20,14 @@ Shapes: `B` rows, `N` patches, `D` width, `H` heads, `K = D / H`, `E` hidden wid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.layers import Linear
-from models.mela.newton_schulz import full_precision, newton_schulz, newton_schulz_flops
-
-
-@dataclass
-class MemoryState:
-    """Weights and momentum of the memories of all rows and heads; the second layer is stored transposed."""
-
-    weights: Tensor  # M, [depth, B * H, K, E]
-    momentum: Tensor  # S, same shape
-
-
-def read(weights: Sequence[Tensor], queries: Tensor) -> Tensor:
-    """`f(q; M)`: `q M` for one layer, `silu(q M_1) M_2^T` for two.
-
-    Args:
-        weights: one `[R, K, E]` per layer (R rows times heads; E = K when there is one).
-        queries: `[R, n, K]`.
-    Returns:
-        `[R, n, K]`.
-    """
-    hidden = torch.bmm(queries, weights[0])
-    return hidden if len(weights) == 1 else torch.bmm(functional.silu(hidden), weights[1].mT)
-
-
-def descend(weights: Sequence[Tensor], keys: Tensor, values: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """The errors `v - f(k)` and, in closed form, minus the gradient of `sum_t theta_t ||f(k_t; M) - v_t||^2`.
-
-    Args:
-        weights: one `[R, K, E]` per layer.
-        keys, values: `[R, C, K]`.
-        theta: `[R, C, 1]`.
-    Returns:
-        `[R, C, K]` and `[depth, R, K, E]`. With `X = 2 diag(theta) (V - f(K))` the descent is `K^T X` for one layer,
-        and `dM_1 = K^T ((X M_2^T) * act'(Z))`, `dM_2 = A^T X` (stored transposed) for two.
-    """
-    hidden = torch.bmm(keys, weights[0])
-    if len(weights) == 1:
-        error = values - hidden
-        return error, torch.bmm(keys.mT, 2 * theta * error)[None]
-    sigmoid = hidden.sigmoid()
-    active = hidden * sigmoid
-    error = values - torch.bmm(active, weights[1].mT)
-    signal = 2 * theta * error
-    slope = torch.addcmul(active, sigmoid, 1 - active)  # silu'(z)
-    to_hidden = torch.bmm(signal, weights[1]) * slope
-    return error, torch.stack((torch.bmm(keys.mT, to_hidden), torch.bmm(signal.mT, active)))
+from models.mela.inner_loss import read
+from models.mela.memory_scan import MemoryState, write_chunks
+from models.mela.newton_schulz import full_precision, newton_schulz_flops
 
 
 class NeuralMemory(nn.Module):
@@ -131,20 +85,17 @@ class NeuralMemory(nn.Module):
         keys = unit(self._per_head(self.k_proj(written), self.chunk))
         values = self._per_head(self.v_proj(written), self.chunk)
         queries = self.q_proj(x)
-        history = []
+        threshold = None if self.threshold is None else self.threshold.repeat(batch).view(-1, 1, 1)
         with full_precision(x.device):
-            for key, value, rate, *forget in zip(keys, values, theta, eta, alpha, strict=True):
-                layers = _layers(state.weights)
-                history.append(layers)
-                state = self._write(state, *descend(layers, key, value, rate), *forget)
-            reads = []  # all written chunks in one product, then what follows them
-            if writes:
+            reads = []
+            if writes:  # all written chunks are read in one product, then what follows them
+                history, state = write_chunks(keys, values, theta, eta, alpha, threshold, state, self.steps)
                 query = unit(self._per_head(queries[:, :full], self.chunk)).flatten(0, 1)
-                y = read([torch.cat(layer) for layer in zip(*history, strict=True)], query)
+                y = read([layer.flatten(0, 1) for layer in history.unbind(0)], query)
                 reads.append(self._together(y.unflatten(0, (writes, -1)), batch))
             if full < length:
                 query = unit(self._per_head(queries[:, full:], length - full))[0]
-                reads.append(self._together(read(_layers(state.weights), query)[None], batch))
+                reads.append(self._together(read(state.weights.unbind(0), query)[None], batch))
         y = torch.cat(reads, dim=1) if len(reads) > 1 else reads[0]
         return self.o_proj(y.to(x.dtype)), state
 
@@ -163,25 +114,6 @@ class NeuralMemory(nn.Module):
             "newton_schulz": (matrices * forward, matrices * training),
         }
 
-    def _write(self, state: MemoryState, error: Tensor, descent: Tensor, eta: Tensor, alpha: Tensor) -> MemoryState:
-        momentum = torch.addcmul(descent, eta, state.momentum)
-        update = newton_schulz(momentum, self.steps) if self.steps else momentum
-        weights = torch.addcmul(update, alpha, state.weights)
-        if self.threshold is None:
-            return MemoryState(weights, momentum)
-        written = self._surprise(error)
-        return MemoryState(torch.lerp(state.weights, weights, written), torch.lerp(state.momentum, momentum, written))
-
-    def _surprise(self, error: Tensor) -> Tensor:
-        """1 where the mean squared error of a chunk exceeds its head's threshold, else 0; sigmoid as gradient.
-
-        `error [B * H, C, K] -> [B * H, 1, 1]`. Our assumption: a straight-through step.
-        """
-        assert self.threshold is not None
-        excess = error.square().mean((1, 2)).view(-1, self.heads) - self.threshold
-        soft = excess.sigmoid()
-        return ((excess > 0).to(soft.dtype) + (soft - soft.detach())).view(-1, 1, 1)
-
     def _per_head(self, x: Tensor, size: int) -> Tensor:
         """`[B, n * size, H * w] -> [n, B * H, size, w]`, fp32 or wider."""
         x = x.unflatten(2, (self.heads, -1)).unflatten(1, (-1, size)).permute(1, 0, 3, 2, 4).flatten(1, 2)
@@ -191,11 +123,6 @@ class NeuralMemory(nn.Module):
         """RMSNorm and the inverse of `_per_head`: `[n, B * H, size, K] -> [B, n * size, D]`."""
         y = unit(reads, self.head_width**0.5).unflatten(1, (batch, self.heads))
         return y.permute(1, 0, 3, 2, 4).flatten(3, 4).flatten(1, 2)
-
-
-def _layers(weights: Tensor) -> tuple[Tensor, ...]:
-    """`[depth, R, K, E]` as one tensor per layer (a lone layer without the copy that `unbind` makes backward)."""
-    return weights.unbind(0) if len(weights) > 1 else (weights.squeeze(0),)
 
 
 def unit(x: Tensor, length: float = 1.0) -> Tensor:

@@ -13,10 +13,12 @@ Source: the quintic of Muon (Jordan et al. 2024), which Mela applies to the mome
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of f(s) = a s + b s^3 + c s^5
 SMALLEST_NORM = 1e-7  # a matrix below it counts as zero
@@ -46,40 +48,59 @@ def full_precision(device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
 
 
-class _NewtonSchulz(torch.autograd.Function):
-    """`X /= ||X||`, then `steps` times `X <- P X` with `P = a I + b G + c G^2`, `G = X X^T`; `[N, m, n]`, m <= n."""
+def newton_schulz_saves(steps: int) -> int:
+    """How many tensors `orthogonalise` returns for the backward pass, which 0 steps do not have."""
+    return 1 + 3 * steps if steps else 0
 
+
+def orthogonalise(x: Tensor, steps: int) -> tuple[Tensor, list[Tensor]]:
+    """`X /= ||X||`, then `steps` times `X <- P X` with `P = a I + b G + c G^2`, `G = X X^T`; `x [N, m, n]`, m <= n.
+
+    Also returns what `orthogonalise_backward` needs.
+    """
+    a, b, c = COEFFICIENTS
+    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    scale = torch.where(norm > SMALLEST_NORM, 1 / norm, 0.0)
+    iterates, grams, polynomials = [x * scale], [], []
+    with full_precision(x.device):
+        for _ in range(steps):
+            x = iterates[-1]
+            gram = torch.bmm(x, x.mT)
+            polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+            polynomial.diagonal(dim1=1, dim2=2).add_(a)
+            iterates.append(torch.bmm(polynomial, x))
+            grams.append(gram)
+            polynomials.append(polynomial)
+    return iterates.pop(), [scale, *iterates, *grams, *polynomials]
+
+
+def orthogonalise_backward(gradient: Tensor, saved: Sequence[Tensor]) -> Tensor:
+    """Gradient of the input of `orthogonalise` from that of its output, both `[N, m, n]`."""
+    _, b, c = COEFFICIENTS
+    scale, *saved = saved
+    steps = len(saved) // 3
+    with full_precision(gradient.device):
+        for step in reversed(range(steps)):
+            x, gram, polynomial = saved[step::steps]
+            product = torch.bmm(gradient, x.mT)  # dP
+            symmetric = product + product.mT
+            half = torch.baddbmm(symmetric, symmetric, gram, beta=b / 2, alpha=c)
+            to_gram = half + half.mT  # dG + dG^T, as G holds X twice
+            gradient = torch.bmm(polynomial, gradient)
+            torch.baddbmm(gradient, to_gram, x, out=gradient)
+    unit = saved[0]
+    along = torch.linalg.vecdot(gradient.flatten(1), unit.flatten(1))[:, None, None]
+    return torch.addcmul(gradient, unit, along, value=-1) * scale
+
+
+class _NewtonSchulz(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, steps: int) -> Tensor:  # type: ignore[override]
-        a, b, c = COEFFICIENTS
-        norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
-        scale = torch.where(norm > SMALLEST_NORM, 1 / norm, 0.0)
-        iterates, grams, polynomials = [x * scale], [], []
-        with full_precision(x.device):
-            for _ in range(steps):
-                x = iterates[-1]
-                gram = torch.bmm(x, x.mT)
-                polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-                polynomial.diagonal(dim1=1, dim2=2).add_(a)
-                iterates.append(torch.bmm(polynomial, x))
-                grams.append(gram)
-                polynomials.append(polynomial)
-        ctx.save_for_backward(scale, *iterates[:-1], *grams, *polynomials)
-        return iterates[-1]
+        y, saved = orthogonalise(x, steps)
+        ctx.save_for_backward(*saved)
+        return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        _, b, c = COEFFICIENTS
-        scale, *saved = ctx.saved_tensors
-        steps = len(saved) // 3
-        with full_precision(gradient.device):
-            for step in reversed(range(steps)):
-                x, gram, polynomial = saved[step::steps]
-                product = torch.bmm(gradient, x.mT)  # dP
-                symmetric = product + product.mT
-                half = torch.baddbmm(symmetric, symmetric, gram, beta=b / 2, alpha=c)
-                to_gram = half + half.mT  # dG + dG^T, as G holds X twice
-                gradient = torch.bmm(polynomial, gradient).add_(torch.bmm(to_gram, x))
-        unit = saved[0]
-        along = torch.linalg.vecdot(gradient.flatten(1), unit.flatten(1))[:, None, None]
-        return torch.addcmul(gradient, unit, along, value=-1) * scale, None
+        return orthogonalise_backward(gradient, ctx.saved_tensors), None

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.mela.neural_memory import NeuralMemory, descend, read, unit
+from models.mela.inner_loss import descend, read
+from models.mela.neural_memory import NeuralMemory, unit
 from models.mela.newton_schulz import newton_schulz
 
 
@@ -68,7 +69,7 @@ def test_the_closed_form_is_minus_the_gradient(depth):
         return (theta * (read(layers, keys) - values).square()).sum()
 
     expected = torch.func.grad(loss, argnums=tuple(range(depth)))(*weights)
-    error, descent = descend(weights, keys, values, theta)
+    descent, (error, *_) = descend(weights, keys, values, theta)
     torch.testing.assert_close(error, values - read(weights, keys))
     torch.testing.assert_close(descent, -torch.stack(expected))
 
@@ -140,7 +141,7 @@ def test_momentum_is_kept_raw():
     _, state = memory(x, memory.init_state(1), writes=1)
     key, value = (proj(x).view(3, 2, 4).transpose(0, 1) for proj in (memory.k_proj, memory.v_proj))
     theta = memory.theta(x)[0].mT[..., None] / 3
-    _, descent = descend(list(memory.init_state(1).weights), functional.normalize(key, dim=-1), value, theta)
+    descent, _ = descend(list(memory.init_state(1).weights), functional.normalize(key, dim=-1), value, theta)
     torch.testing.assert_close(state.momentum, descent)
 
 
