@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help run test fast lint types format ui bench clean
+.PHONY: help run ablation test fast lint types format ui bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -19,6 +19,10 @@ help:  ## list the targets
 run: .venv/installed  ## train, evaluate and compare the default models on the embedded corpus
 	@trap 'trap "" TERM; kill -TERM 0' INT TERM; $(BIN)/dvc repro & wait $$!
 	@cat reports/summary.txt
+
+ablation: .venv/installed  ## a small ablation table with verdicts: part of hlr_cycles; Ctrl-C, and again, goes on
+	$(BIN)/dvc repro tokenize
+	$(BIN)/python -m pipelines.sweep +sweep=hlr_cycles 'only={h_cycles: [1, 2], l_cycles: [1, 2]}' workers=2
 
 test: .venv/installed-test  ## every test, the slow ones last
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
