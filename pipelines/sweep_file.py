@@ -155,7 +155,10 @@ class SweepFile(Config):
         )
         require(bool(self.search) == bool(self.n_trials), "search and n_trials belong together: state both or neither")
         require(not self.tune or bool(self.scale.nuisance), f"tune=true needs budgets.{self.budget}.nuisance, a grid")
-        require(not self.claims or self.verdicts is not None, "claims need verdicts: set claims={} or state verdicts")
+        require(
+            not self.claims or self.verdicts is not None,
+            "claims need verdicts: take them out (~claims) or state verdicts",
+        )
         for path, levels in [
             *flatten(self.factors).items(),
             *flatten(self.scale.nuisance or {}).items(),

@@ -70,7 +70,7 @@ def job(config: DictConfig) -> None:
     name = study.rpartition("-")[0] if study else str(config.hydra.runtime.choices["sweep"])
     storage = stated.options.where(name)
     found = study or latest_study(open_storage(storage), name)
-    trials = stated.values["n_trials"]
+    trials = stated.values.get("n_trials")
     work(Settings(storage, found, stated.local, stated.options.retries, stay=True, n_trials=trials))
 
 
@@ -89,7 +89,7 @@ def _read(config: DictConfig) -> Stated:
     execution = config_from(ExecutionConfig, plain["execution"], "execution")
     shared = replace(execution, threads=max(1, execution.threads // options.workers))
     local = Local(config_from(TrackingConfig, plain["tracking"], "tracking"), shared)
-    return Stated({name: plain[name] for name in FIELDS}, options, local)
+    return Stated({name: plain[name] for name in FIELDS if name in plain}, options, local)
 
 
 def _freeze(stated: Stated, name: str, arguments: Sequence[str], loader: ConfigLoader) -> Plan:
@@ -100,7 +100,7 @@ def _freeze(stated: Stated, name: str, arguments: Sequence[str], loader: ConfigL
         require(sweep.verdicts is not None, f"allocate=true needs verdicts, and sweep {name!r} states none")
         assert sweep.verdicts is not None
         looks = sweep.verdicts.looks or tuple(n for n in LOOKS if n <= sweep.verdicts.max_seeds)
-        values = values | {"verdicts": values["verdicts"] | {"looks": list(looks)}}
+        values = values | {"verdicts": (values.get("verdicts") or {}) | {"looks": list(looks)}}
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         path = override.key_or_group
         require(path not in ("model", "seed") and not path.startswith("model."), f"{path}: {CHOSEN}")
