@@ -102,7 +102,7 @@ def _refer(plan: Plan, ablation: Ablation, tracking: TrackingConfig, parent: str
         named = {name: value for name, value in tags(plan, task, parent).items() if name != CELL_KEY}
         data = {"name": "tokens", "digest": outcome.provenance["data_digest"]}
         told = {**named, "seed": str(outcome.seed), "measured.by": entry.info.run_id}
-        run = open_run(tracking, f"{plan.study}/{task.key}", task.label, told, {"seed": outcome.seed}, data)
+        run = open_run(tracking, f"{plan.study}/{task.key}", task.label, told, entry.data.params, data)
         with run.running():
             run.record([(0, outcome.values)])
             run.finish()

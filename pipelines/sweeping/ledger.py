@@ -62,8 +62,9 @@ def own_run(tracking: TrackingConfig, key: str, role: Role, training: Mapping[st
     known = {tag: str(training[name]) for name, tag in PROVENANCE.items() if name in training}
     tags = known | {"trained.by": training["run_id"]}
     data = {"name": "tokens", "digest": training["data_digest"]}
-    named = {"model": training["model"], "family": training["family"], "seed": training["seed"]}
-    return open_run(tracking, f"cell/{key}", role.name or key, {**tags, **role.tags}, named, data).run_id
+    named = {name: training[name] for name in ("model", "family", "seed")}
+    params = entry.data.params if entry is not None else named  # what the UI compares runs by
+    return open_run(tracking, f"cell/{key}", role.name or key, {**tags, **role.tags}, params, data).run_id
 
 
 def mark_finished(tracking: TrackingConfig, run_id: str, values: Mapping[str, float]) -> None:

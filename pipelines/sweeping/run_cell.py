@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from pipelines.cells import flatten
+from pipelines.cells import ROW, flatten
 from pipelines.config import BusyError, PipelineConfig, TrackingConfig
 from pipelines.files import write_json
 from pipelines.role import Role
@@ -69,13 +69,13 @@ def tags(plan: Plan, task: Task, parent: str | None) -> dict[str, str]:
     """What the ledger's runs of a table are filtered and grouped by."""
     family = plan.config(task.cell, task.seed).model.family
     levels = {name: str(level) for name, level in task.cell.levels.items()}
-    names = list(levels)
+    places = [level if name == ROW else f"{name}={level}" for name, level in levels.items()]
     return {
         "table": plan.name,
         "study": plan.study,
         "cell": task.cell.name,
-        "row": levels[names[0]] if names else task.cell.name,
-        "column": levels[names[1]] if len(names) > 1 else "",
+        "row": places[0] if places else task.cell.name,
+        "column": places[1] if len(places) > 1 else "",
         "baseline": str(task.cell.name == plan.sweep.baseline_name).lower(),
         CELL_KEY: task.key,
         CELL_CODE: plan.code[family],

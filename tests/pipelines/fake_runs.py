@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from filelock import FileLock
 
+from models.configuration import ConfigError
 from pipelines.cells import flatten
 from pipelines.config import PipelineConfig, StageError
 from pipelines.files import write_text
@@ -23,14 +26,16 @@ from pipelines.sweeping.worker import Job
 def run(job: Job) -> Result:
     """Finished once, in the folder `results`; every start is a line in `starts.txt`.
 
-    `seconds.txt` says how long a run takes; a cell named in `bad.txt` fails, unless it is empty.
+    `seconds.txt` says how long a run takes; a cell named in `bad.txt` fails, in the way that is said after a colon.
     """
     folder = Path(job.local.execution.checkpoints)
     (folder / "results").mkdir(parents=True, exist_ok=True)
     with open(folder / "starts.txt", "a") as starts:
         starts.write(f"{os.getpid()} {job.task.label}\n")
-    if job.task.cell.name in _read(folder / "bad.txt").splitlines():
-        raise StageError("the loss is NaN at step 3")
+    for line in _read(folder / "bad.txt").splitlines():
+        cell, _, how = line.partition(": ")
+        if cell == job.task.cell.name:
+            _fail(how)
     seed, key = job.task.seed, job.task.key
     config = job.plan.config(job.task.cell, seed)
     layers = getattr(config.model, "layers", 1)
@@ -53,6 +58,17 @@ def run(job: Job) -> Result:
             time.sleep(float(_read(folder / "seconds.txt") or 0.05))
             write_text(folder / "results" / key, job.task.label)
     return Result(measured, {"run_id": run_id} | source, [[1, 64, 2.0]], 60.0)
+
+
+def _fail(how: str) -> NoReturn:
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise {
+        "": StageError("the loss is NaN at step 3"),
+        "exception": ValueError("shapes do not fit"),
+        "memory": MemoryError("8 GiB cannot be allocated"),
+        "mistake": ConfigError("width=3 must be even"),
+    }[how]
 
 
 def _ledger(job: Job, config: PipelineConfig, source: Mapping[str, str], measured: Mapping[str, float]) -> str:
