@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.config import StageError
+from pipelines.sweeping.queue import LIVES
 from pipelines.sweeping.worker import Settings
 
 PATIENCE = 60.0  # seconds a worker has to save its run when it is asked to stop
-REPLACED = 20  # killed workers a launch replaces
+REPLACED = 20  # killed workers a launch replaces, beyond those that runs are known to kill
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Crew:
     settings: Settings
     size: int
     folder: Path
+    open_runs: int = 0  # each may kill LIVES workers before it counts as failed
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _replaced: int = 0
 
@@ -48,7 +50,7 @@ class Crew:
             code = process.poll()
             if code is None or code == 0:
                 continue
-            if code > 0 or self._replaced >= REPLACED:
+            if code > 0 or self._replaced >= REPLACED + LIVES * self.open_runs:
                 raise StageError(f"worker {i} ended: {self._last_line(i)} (see {self._log(i)})")
             self._replaced += 1
             self.processes[i] = self._start(i)

@@ -110,7 +110,7 @@ class Launch:
             self.jobs()
             return
         workers = self.options.workers
-        crew = Crew(self.settings, workers, Path("runs/sweeps") / self.queue.name)
+        crew = Crew(self.settings, workers, Path("runs/sweeps") / self.queue.name, self._open())
         with Display(self.queue, workers) as display, crew.working():
             while self._open():
                 display.update()
