@@ -19,7 +19,7 @@ import torch
 
 from pipelines.measurement import matmul_flops_per_second
 
-BENCHMARKS = ("training", "neural_memory", "prefill")
+BENCHMARKS = ("training", "neural_memory", "prefill", "looped_training", "decode", "chunk_training")
 
 
 def main() -> None:

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import neural_memory, prefill, training
+from benchmarks import chunk_training, decode, looped_training, neural_memory, prefill, training
 from benchmarks.timing import alternate, promise
+from models.language_model import state_bytes
+
+SMALL = {"width": 16, "layers": 1, "heads": 2, "hidden": 24}
 
 
 def parameters(module):
@@ -49,12 +52,37 @@ def test_titans_has_memories_of_our_shape(depth):
     assert theirs(x)[0].shape == ours(x, ours.init_state(2), 2)[0].shape
 
 
+def test_looped_and_unlooped_run_as_many_layers_and_the_head_once_per_loop():
+    looped, unlooped = (model.cost(64).training_flops for model in looped_training.pair(SMALL))
+    assert looped["attention"] == unlooped["attention"]
+    assert looped["mlp"] == unlooped["mlp"]
+    assert looped["head"] == looped_training.LOOPS * unlooped["head"]
+
+
+@pytest.mark.parametrize("name", ["melt", "looplm", "transformer_pp"])
+def test_decoding_starts_behind_a_full_cache_and_writes_in_place(monkeypatch, name):
+    monkeypatch.setattr(decode, "CONTEXT", 40)
+    monkeypatch.setattr(decode, "TOKENS", 3)
+    model = decode.models()[name]
+    state = decode.filled(model, 2)
+    assert state_bytes(state) == 2 * model.cost(40).state_bytes
+    some = decode.decoding(model, state, 2)
+    some()
+    buffers = [cache.keys.data_ptr() for cache in decode.caches(state)]
+    some()
+    assert [cache.keys.data_ptr() for cache in decode.caches(state)] == buffers
+    assert state_bytes(state) == 2 * model.cost(46).state_bytes
+
+
 def test_the_last_line_is_json_with_every_ratio(monkeypatch, capsys):
     monkeypatch.setattr(training, "SHAPE", training.SHAPE | {"layers": 1, "vocab_size": 64})
     for module, constants in (
         (training, {"BATCH": 1, "CONTEXT": 16, "REPEATS": 1}),
         (neural_memory, {"SHAPES": {"small": (1, 16)}, "REPEATS": 1}),
         (prefill, {"SHORT": 64, "LONG": 128, "SLICE": 64, "REPEATS": 1}),
+        (looped_training, {"BATCH": 1, "CONTEXT": 16, "REPEATS": 1, "VOCABULARY": 64, "SHAPES": {"small": SMALL}}),
+        (decode, {"CONTEXT": 32, "BATCHES": (1, 2), "TOKENS": 2, "REPEATS": 1}),
+        (chunk_training, {"BATCH": 1, "CONTEXT": 16, "REPEATS": 1, "CHUNKS": (4, None)}),
     ):
         for name, value in constants.items():
             monkeypatch.setattr(module, name, value)
@@ -64,7 +92,7 @@ def test_the_last_line_is_json_with_every_ratio(monkeypatch, capsys):
     output = capsys.readouterr().out
     result = json.loads(output.splitlines()[-1])
     assert set(command.BENCHMARKS) < result.keys()
-    assert result["promises"]["made"] == 5 == output.count(" met: ")
+    assert result["promises"]["made"] == 10 == output.count(" met: ")
     assert result["prefill"]["one sequence of 64 and of 128 tokens"]["state bytes, long / short"]["met"]
 
 
@@ -72,4 +100,4 @@ def test_an_unknown_benchmark_is_refused_by_name(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "trainings"])
     with pytest.raises(SystemExit, match="2"):
         command.main()
-    assert "unknown benchmark 'trainings'; choose from training, neural_memory, prefill" in capsys.readouterr().err
+    assert "unknown benchmark 'trainings'; choose from training, neural_memory, prefill, " in capsys.readouterr().err
