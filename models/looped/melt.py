@@ -100,25 +100,24 @@ class Rows(KVCache):
 
 
 class Chunks(NamedTuple):
-    """The rows of earlier chunks as they came, differentiable (training)."""
+    """The rows of earlier chunks, differentiable (training)."""
 
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
+    rows: KeysValues | None = None  # of all earlier chunks, joined once for all loops
 
     @property
     def length(self) -> int:
         """Tokens so far."""
-        return sum(chunk.shape[2] for chunk in self.keys)
+        return 0 if self.rows is None else self.rows[0].shape[2]
 
     def join(self, keys: Tensor, values: Tensor, loop: int) -> KeysValues:
         """All earlier rows and `[B, G, t, K]` new ones."""
-        if not self.keys:
+        if self.rows is None:
             return keys, values
-        return torch.cat((*self.keys, keys), dim=2), torch.cat((*self.values, values), dim=2)
+        return torch.cat((self.rows[0], keys), dim=2), torch.cat((self.rows[1], values), dim=2)
 
     def keep(self, keys: Tensor, values: Tensor) -> Chunks:
         """With one chunk more."""
-        return Chunks((*self.keys, keys), (*self.values, values))
+        return Chunks(self.join(keys, values, loop=0))
 
 
 class Base(NamedTuple):
