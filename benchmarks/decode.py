@@ -59,7 +59,7 @@ def compare(batch: int) -> dict[str, Any]:
         f"{LOOPS} x melt / transformer_pp": LOOPS * speed["melt"] / speed["transformer_pp"],
     }
     if batch > 1:
-        return measured | {"ratios": {name: round(ratio, 3) for name, ratio in ratios.items()}}
+        return measured | {"ratio": {name: round(ratio, 3) for name, ratio in ratios.items()}}
     return measured | {name: promise(ratio, 1.0) for name, ratio in ratios.items()}
 
 
