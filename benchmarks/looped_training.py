@@ -4,8 +4,8 @@ Every side does the whole step: forward, loss, backward, AdamW. The sides run eq
 
 - LoopLM's objective has a cross-entropy after every loop, so its head runs R times where Transformer++ runs its own
   once. What that costs is in `training_flops_per_token`, and is taken out of the second ratio, which is per FLOP;
-- `looplm, last loop` has the loss of Transformer++, one cross-entropy at the end. What is left between them are LoopLM's
-  two norms more per layer, and R times fewer weights to update.
+- `looplm, last loop` has the loss of Transformer++, one cross-entropy at the end. What is left between the two are
+  LoopLM's two norms more per layer, and R times fewer weights to update.
 """
 
 from __future__ import annotations
