@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.ablation_tables import latex
 from pipelines.figures import Drawing
 from pipelines.files import atomic_path, write_json, write_text
-from pipelines.report import html, markdown
+from pipelines.report import Report, html, markdown
 from pipelines.sweeping.ablation import Ablation
 
 ABLATIONS = Path("reports/ablations")
@@ -17,19 +17,20 @@ DATA = "data.json"
 
 def write(ablation: Ablation, folder: Path) -> Path:
     """Write everything, `data.json` first; returns the page."""
+    report = ablation.report()
     write_json(folder / DATA, ablation.dump())
-    for name, text in texts(ablation).items():
+    for name, text in texts(ablation, report).items():
         write_text(folder / name, text)
-    for section in ablation.report().sections:
+    for section in report.sections:
         for drawing in (block for block in section.blocks if isinstance(block, Drawing)):
             with atomic_path(folder / f"{drawing.name}.png") as path:
                 path.write_bytes(drawing.png())
     return folder / "index.html"
 
 
-def texts(ablation: Ablation) -> dict[str, str]:
+def texts(ablation: Ablation, report: Report | None = None) -> dict[str, str]:
     """Every text file by name."""
-    report = ablation.report()
+    report = report or ablation.report()
     tables = [ablation.effects_table()] if ablation.sweep.verdicts else []
     tables += [ablation.measures_table(), *([ablation.claims_table()] if ablation.judgements else [])]
     return {
