@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from itertools import chain
 from pathlib import Path
 
+from mlflow.entities import Metric, RunTag
 from rich.console import Console
 
 from pipelines.config import StageError, TrackingConfig
@@ -17,6 +20,7 @@ from pipelines.sweeping.run_cell import local_of, tags
 from pipelines.sweeping.search import trials
 
 MOST_NAMED = 5  # failed runs named in the last line
+BATCH = 100  # tags in one request to the ledger, at most
 
 
 def collect(plan: Plan, queue: Queue) -> Ablation:
@@ -78,14 +82,16 @@ def _print(ablation: Ablation) -> None:
 def _record(ablation: Ablation, tracking: TrackingConfig, parent: str, folder: Path) -> None:
     """Mean, interval and verdict of every cell as metrics and tags of the parent run, the table as its artifact."""
     client, _ = connect(tracking)
+    now, metrics, verdicts = int(time.time() * 1000), [], []
+    for effect in ablation.effects(ablation.measures[0]):
+        name = "".join(c if c.isalnum() or c in "-._ " else "_" for c in effect.cell)
+        numbers = {"mean": effect.mean, "difference": effect.difference, "low": effect.low, "high": effect.high}
+        metrics.append([Metric(f"{kind}/{name}", value, now, 0) for kind, value in numbers.items() if value == value])
+        verdicts.append(RunTag(f"verdict.{name}"[:250], effect.text))
     with one_line("write to", tracking.uri):
-        for effect in ablation.effects(ablation.measures[0]):
-            name = "".join(c if c.isalnum() or c in "-._ " else "_" for c in effect.cell)
-            numbers = {"mean": effect.mean, "difference": effect.difference, "low": effect.low, "high": effect.high}
-            for kind, value in numbers.items():
-                if value == value:
-                    client.log_metric(parent, f"{kind}/{name}", value)
-            client.set_tag(parent, f"verdict.{name}"[:250], effect.text)
+        for start in range(0, len(verdicts), BATCH):
+            part = slice(start, start + BATCH)
+            client.log_batch(parent, metrics=list(chain(*metrics[part])), tags=verdicts[part])
         client.log_artifacts(parent, str(folder), "table")
         client.set_terminated(parent, "FAILED" if ablation.failed else "FINISHED")
 
@@ -98,7 +104,8 @@ def _refer(plan: Plan, ablation: Ablation, tracking: TrackingConfig, parent: str
         entry = entry_of(tracking, outcome.provenance["run_id"]) if outcome.status == "done" else None
         if entry is None or entry.info.experiment_id == experiment.experiment_id:
             continue
-        task = plan.task(cells[outcome.cell], outcome.seed)
+        choices = ablation.trials.get(outcome.cell)
+        task = plan.trial_task(outcome.cell, choices) if choices else plan.task(cells[outcome.cell], outcome.seed)
         named = {name: value for name, value in tags(plan, task, parent).items() if name != CELL_KEY}
         data = {"name": "tokens", "digest": outcome.provenance["data_digest"]}
         told = {**named, "seed": str(outcome.seed), "measured.by": entry.info.run_id}
