@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def import_closure(modules: Iterable[str], root: Path = PROJECT, main: bool = Fa
         if file is None:
             raise ValueError(f"{name} is no module of {', '.join(PACKAGES)} in {root}")
         found[name] = file
-        imported = _imports(_tree(file, name in commands), name, file.name == "__init__.py")
+        imported = _imports(file.read_text("utf-8"), name, file.name == "__init__.py", name in commands)
         waiting += [each for each in (name.rpartition(".")[0], *imported) if _module_file(each, root)]
     return dict(sorted(found.items()))
 
@@ -72,7 +72,9 @@ def code_digest(modules: Iterable[str], root: Path = PROJECT) -> str:
 
     Comments, docstrings, layout, and blocks under `if TYPE_CHECKING:` or `if __name__ == "__main__":` do not change it.
     """
-    return fingerprint({name: _meaning(file) for name, file in import_closure(modules, root).items()})
+    return fingerprint(
+        {name: _meaning(file.read_text("utf-8")) for name, file in import_closure(modules, root).items()}
+    )
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ def _module_file(name: str, root: Path) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _tree(file: Path, main: bool = False) -> ast.Module:
-    """The syntax tree of what runs: when the file is imported, or as a command (`main`)."""
-    return _Running(main).visit(ast.parse(file.read_text("utf-8")))
+def _tree(source: str, main: bool = False) -> ast.Module:
+    """The syntax tree of what runs: when the source is imported, or as a command (`main`)."""
+    return _Running(main).visit(ast.parse(source))
 
 
 class _Running(ast.NodeTransformer):
@@ -127,22 +129,24 @@ class _Running(ast.NodeTransformer):
         return node.orelse if ast.unparse(node.test) in self._left_out else node
 
 
-def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+@cache
+def _imports(source: str, module: str, is_package: bool, main: bool) -> list[str]:
     """Every dotted name an import statement may load; `from a import b` loads `a` and perhaps `a.b`."""
-    package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    package, found = module if is_package else module.rpartition(".")[0], []
+    for node in ast.walk(_tree(source, main)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            source = ".".join([*parts, *([node.module] if node.module else [])])
-            yield source
-            yield from (f"{source}.{alias.name}" for alias in node.names)
+            origin = ".".join([*parts, *([node.module] if node.module else [])])
+            found += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+    return found
 
 
-def _meaning(file: Path) -> str:
+@cache
+def _meaning(source: str) -> str:
     """The source as the compiler sees it: reprinted from its syntax tree, without docstrings."""
-    tree = _tree(file)
+    tree = _tree(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_text(body[0]):
