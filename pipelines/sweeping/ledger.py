@@ -60,7 +60,7 @@ def own_run(tracking: TrackingConfig, key: str, role: Role, training: Mapping[st
     if entry is not None and entry.data.tags.get(CELL_KEY) == key:
         return entry.info.run_id
     known = {tag: str(training[name]) for name, tag in PROVENANCE.items() if name in training}
-    tags = known | {"trained.by": training["run_id"]}
+    tags = known | {"trained.by": training["run_id"], "seed": str(training["seed"])}
     data = {"name": "tokens", "digest": training["data_digest"]}
     named = {name: training[name] for name in ("model", "family", "seed")}
     params = entry.data.params if entry is not None else named  # what the UI compares runs by

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.ledger import find_run
+from pipelines.config import TrackingConfig
+from pipelines.ledger import open_run
 from pipelines.role import Role
-from pipelines.sweeping import launch as launching
-from pipelines.sweeping import worker as working
-from pipelines.sweeping.launch import launch
-from pipelines.sweeping.ledger import entry_of, own_run
-from pipelines.sweeping.options import Options
-from pipelines.sweeping.plan import Plan
-from pipelines.sweeping.worker import Settings, work
+from pipelines.sweeping.ledger import CELL_KEY, entry_of, own_run
 from tests.pipelines import sweeps
+from tests.pipelines.sweep_commands import finish
 from tests.pipelines.trainings import query
 
 SQL = """
@@ -25,19 +21,8 @@ SQL = """
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, ledger_file) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launching, "check", lambda plan: None)
-    monkeypatch.setattr(working, "_require_same_code", lambda plan, task: None)
-    (tmp_path / "seconds.txt").write_text("0")
-    return tmp_path
-
-
-def finish(folder: Path, plan: Plan) -> None:
-    local, options = sweeps.local(folder, f"sqlite:///{folder}/mlflow.db"), Options()
-    runner = "tests.pipelines.fake_runs:run"
-    settings = Settings(options.where(plan.name), plan.study, local, runner=runner, stay=True)
-    launch(plan, local, options, jobs=lambda: work(settings))
+def folder(ledger_file) -> Path:
+    return ledger_file.parent
 
 
 def test_a_table_whose_runs_another_table_made_can_be_compared_too(folder):
@@ -65,18 +50,13 @@ def test_a_table_whose_runs_another_table_made_can_be_compared_too(folder):
 
 
 def test_an_evaluation_of_another_cells_training_has_the_trainings_parameters(folder):
-    finish(folder, sweeps.plan())
-    ((run_id, key),) = query(
-        folder,
-        "select run_uuid, value from tags join runs using (run_uuid) where key = 'cell.key' and name like '%1_seed_0'",
-    )
-    tracking = sweeps.local(folder, f"sqlite:///{folder}/mlflow.db").tracking
-    training = {"run_id": run_id, "model": "toy", "family": "transformer", "seed": 0, "data_digest": "d" * 64}
-    assert own_run(tracking, key, Role(), training) == run_id
-    other = own_run(tracking, "f" * 64, Role("other", {"row": "x"}), training)
-    trained, evaluated = entry_of(tracking, run_id), entry_of(tracking, other)
-    assert trained
-    assert evaluated
-    assert evaluated.data.params == trained.data.params
-    assert evaluated.data.tags["trained.by"] == run_id
-    assert find_run(tracking, other)
+    tracking, data = TrackingConfig(f"sqlite:///{folder}/mlflow.db", "layers"), {"name": "toy", "digest": "d" * 64}
+    trained = open_run(tracking, "training", "one", {CELL_KEY: "a" * 64}, {"model.layers": 1, "seed": 0}, data).run_id
+    training = {"run_id": trained, "model": "toy", "family": "transformer", "seed": 0, "data_digest": "d" * 64}
+    assert own_run(tracking, "a" * 64, Role(), training) == trained
+    other = own_run(tracking, "b" * 64, Role("other", {"row": "layers=1"}), training)
+    entry = entry_of(tracking, other)
+    assert entry
+    assert entry.data.params == {"model.layers": "1", "seed": "0"}
+    tags = {name: entry.data.tags[name] for name in ("row", "seed", "trained.by")}
+    assert tags == {"row": "layers=1", "seed": "0", "trained.by": trained}
