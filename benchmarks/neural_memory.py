@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from titans_pytorch import MemoryMLP
     from titans_pytorch import NeuralMemory as TitansMemory
 
-WIDTH, HEADS, CHUNK, REPEATS = 128, 8, 8, 5
+WIDTH, HEADS, CHUNK, REPEATS = 128, 8, 8, 15
 SHAPES = {"a training batch of mela_tiny": (16, 64), "longer sequences, same patches": (4, 256)}  # rows, patches
 
 
