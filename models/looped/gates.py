@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.layers import Linear
 
@@ -38,7 +37,7 @@ class LearnedGate(nn.Module):
 
     def forward(self, stream: Tensor, memory: Tensor, loop: int) -> Tensor:
         """z of `x_t` and `h_{t-1}`, both `[B, T, D]`: `[B, T, D]` or `[B, T, 1]`; the same in every loop from 1 on."""
-        return functional.linear(stream, self.w_z.weight, self.b_z).add_(self.u_z(memory)).sigmoid_()
+        return torch.sigmoid(self.w_z(stream) + self.u_z(memory) + self.b_z)
 
 
 class FixedGate(nn.Module):
