@@ -6,11 +6,10 @@ with chunks, and no memory at all, is the control for flatness.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from pipelines.comparisons import Change, change
-from pipelines.figures import Line, Panel, draw
+from pipelines.figures import Line, Panel, draw, spare_kinds
 from pipelines.results import Result
 from pipelines.sections import PROTOCOLS, Section, context_lines, labels, source
 from pipelines.tables import Cell, Table, number, table
@@ -26,8 +25,8 @@ def controls(results: Sequence[Result]) -> Section:
     words = [sentence for arm in arms for sentence in (*_memory(arm), _local(arm, results))]
     names = dict(zip((result.name for result in results), labels(results), strict=True))
     curves = zip(context_lines(results, "fixed_targets"), results, strict=True)
-    lines = [line for line, result in curves if not result.full]
-    spare = itertools.count(len(results))  # colours no model has
+    lines = [line for line, result in curves if result.local or len(result.controls) > 1]
+    spare = spare_kinds([line.kind for line in lines])
     for arm in arms:
         for control in arm.controls[1:]:
             name = f"{names[arm.name]}, {WORDS.get(control, control)}"
@@ -36,7 +35,7 @@ def controls(results: Sequence[Result]) -> Section:
     panel = Panel("Same targets", lines, "context length (tokens)", "perplexity")
     caption = (
         "Evaluation-time controls: the weights stay, only the memory changes. Transformer++ with local attention has "
-        f"none. The full Transformer++ is left out: see the figure above. {source(results)}"
+        f"none. Models whose state grows with the context are left out: see the figure above. {source(results)}"
     )
     figure = draw("controls", [panel], " ".join(words), caption)
     return Section("controls", "Is it the memory?", (tuple(words), figure, _table(arms)))

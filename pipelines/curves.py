@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.figures import Line, Panel, draw
-from pipelines.results import BUCKET, Result
+from pipelines.results import BUCKET, Result, tokens_before
 from pipelines.sections import Section, labels, source
 from pipelines.tables import number
 
 SMOOTHED = 16  # logged steps in the running mean of the training loss
+DISTILLED = (
+    "A student minimises the divergence from its teacher, in the second phase with the distance between attended "
+    "values added; its validation loss is drawn after the tokens of its teacher's training."
+)
 
 
 def position(results: Sequence[Result]) -> Section:
@@ -41,17 +45,27 @@ def position(results: Sequence[Result]) -> Section:
 
 def training(results: Sequence[Result]) -> Section:
     """Training and validation loss against tokens seen."""
-    panels = [
-        Panel("Training loss", _lines(results, [_train_loss(r) for r in results]), "tokens seen", "nats per token",
-              log=False, contexts=False),
-        Panel("Validation loss", _lines(results, [_validation_loss(r) for r in results]), "tokens seen",
-              log=False, contexts=False),
-    ]  # fmt: skip
-    caption = (
-        "Models of one seed see the same batches in the same order. "
-        f"Training loss: running mean over {SMOOTHED} logged steps. {source(results)}"
-    )
+    scratch = [_train_loss(result) if result.teacher is None else {} for result in results]
+    distilled = [_train_loss(result) if result.teacher is not None else {} for result in results]
+    validation = [_validation_loss(result, tokens_before(result, results)) for result in results]
+    shown = {"Training loss": scratch, "Distillation loss": distilled, "Validation loss": validation}
+    panels = []
+    for title, curves in shown.items():
+        lines, y = _lines(results, curves), "" if panels else "nats per token"
+        if lines:
+            panels.append(Panel(title, lines, "tokens seen", y, log=False, contexts=False))
+    notes = [
+        "Models trained from scratch with one seed and batch size see the same batches in the same order.",
+        f"Training loss: running mean over {SMOOTHED} logged steps.",
+        *(["A looped model minimises the mean over its exits, not the last loop's loss."] if _loops(results) else []),
+        *([DISTILLED] if any(distilled) else []),
+    ]
+    caption = f"{' '.join(notes)} {source(results)}"
     return Section("training", "Training", (draw("training", panels, _ends(panels), caption),))
+
+
+def _loops(results: Sequence[Result]) -> bool:
+    return any(result.looped and result.teacher is None for result in results)
 
 
 def _lines(results: Sequence[Result], curves: Sequence[dict[int, float]]) -> list[Line]:
@@ -66,9 +80,10 @@ def _train_loss(result: Result) -> dict[int, float]:
     return dict(zip(rows.tokens.tolist(), smooth.tolist(), strict=True))
 
 
-def _validation_loss(result: Result) -> dict[int, float]:
+def _validation_loss(result: Result, before: int) -> dict[int, float]:
+    """By tokens seen, `before` of them by its teacher."""
     rows = result.loss.dropna(subset="validation_loss")
-    return dict(zip(rows.tokens.tolist(), rows.validation_loss.tolist(), strict=True))
+    return dict(zip((before + rows.tokens).tolist(), rows.validation_loss.tolist(), strict=True))
 
 
 def _ends(panels: Sequence[Panel]) -> str:

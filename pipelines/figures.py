@@ -9,8 +9,9 @@ Special here:
 from __future__ import annotations
 
 import io
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -30,13 +31,16 @@ from matplotlib.ticker import (
     NullFormatter,
     NullLocator,
 )
+from matplotlib.transforms import offset_copy
 from scipy.optimize import isotonic_regression
 
-PALETTE = ("#0063a0", "#009e73", "#c66a9c", "#d55e00", "#45a0da", "#c98a00", "#6a6a6a")
-DARK = ("#4a90d9", "#2fc79b", "#e08cc4", "#ff7f3f", "#a5dcff", "#f5c542", "#9a9a9a")  # the same hues on a dark page
-MARKERS = "os^DvPX"
+PALETTE = ("#0063a0", "#009e73", "#c66a9c", "#d55e00", "#45a0da", "#5c3317", "#c98a00", "#6a6a6a", "#5b3a9e")
+DARK = (  # the same hues on a dark page
+    "#4a90d9", "#2fc79b", "#e08cc4", "#ff7f3f", "#a5dcff", "#a0522d", "#f5c542", "#9a9a9a", "#a98bf5",
+)  # fmt: skip
+MARKERS = "os^DvPX<*"
 INK, FAINT = "#1f2328", "#9aa0a6"
-LABEL = 16  # points between the end of a line and its label
+LABEL = 16  # points between a label and the end of the longest line, or a point that stands alone
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -112,7 +116,10 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes. A context axis is logarithmic to base 2; `log` makes the other axis logarithmic too."""
+    """One set of axes. A context axis (tokens or bytes) is logarithmic to base 2, any other x counts something whole.
+
+    `log` makes the other axis logarithmic too.
+    """
 
     title: str
     lines: Sequence[Line]
@@ -126,9 +133,21 @@ class Panel:
 
 def canvas(columns: int, width: float = 10.5, height: float = 3.4) -> tuple[Figure, list[Axes]]:
     """An empty figure of the report's style and its axes side by side; to be drawn on inside `style()`."""
+    figure, (axes,) = grid(1, columns, width, height)
+    return figure, axes
+
+
+def grid(rows: int, columns: int, width: float = 10.5, height: float = 3.4) -> tuple[Figure, list[list[Axes]]]:
+    """As `canvas`, in rows: for small multiples."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+
+
+def spare_kinds(taken: Collection[int]) -> Iterator[int]:
+    """Kinds of lines for what is no model, from the far end of the palette; over again when they run out."""
+    kinds = range(len(PALETTE))
+    return itertools.cycle([kind for kind in reversed(kinds) if kind not in taken] or kinds)
 
 
 def style() -> Any:
@@ -153,6 +172,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
     axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
+    right = max((x for line in panel.lines for x in line.points), default=0)
     for line in panel.lines:
         xs, ys = list(line.points), list(line.points.values())
         colour, marker = PALETTE[line.kind % len(PALETTE)], MARKERS[line.kind % len(MARKERS)]
@@ -163,8 +183,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.annotate(
             line.label,
             (xs[-1], ys[-1]),
-            xytext=(LABEL, 0),
-            textcoords="offset points",
+            xytext=(right if len(xs) > 1 else xs[0], ys[-1]),
+            textcoords=offset_copy(axes.transData, axes.get_figure(root=True), x=LABEL, units="points"),
             va="center",
             fontsize=8.5,
             annotation_clip=False,
@@ -172,6 +192,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
                 "arrowstyle": "-",
                 "color": colour,
                 "linewidth": 1,
+                "linestyle": ":" if len(xs) > 1 and xs[-1] < right else "-",
                 "relpos": (0, 0.5),
                 "shrinkA": 1,
                 "shrinkB": 3,
@@ -184,6 +205,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(_tokens))
     else:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.log:
         axes.set_yscale("log")
@@ -209,10 +231,13 @@ def _spread(axes: Axes) -> None:
     wanted.sort()
     gaps = np.arange(len(labels)) * height
     placed = isotonic_regression(np.array([y for y, _ in wanted]) - gaps).x + gaps
-    for (y, i), target in zip(wanted, placed, strict=True):
-        labels[i].xyann = (LABEL, (target - y) * 72 / axes.figure.dpi)
+    for (_, i), target in zip(wanted, placed, strict=True):
+        labels[i].xyann = (labels[i].xyann[0], axes.transData.inverted().transform((0, target))[1])
 
 
 def _tokens(value: float, _: object = None) -> str:
-    """A number of tokens as an axis shows it: 512, 4K."""
-    return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+    """A number of tokens or bytes as an axis shows it: 512, 4K, 2.5M."""
+    for unit, letter in ((2**20, "M"), (2**10, "K")):
+        if value >= unit and value % (unit / 4) == 0:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"

@@ -3,7 +3,7 @@
     python -m pipelines.report
     python -m pipelines.report --check    # regenerate every table, compare it with what is there and with the ledger
 
-Reads what `pretrain` and `evaluate` left in `artifacts/` and `evaluations/`; trains and measures nothing itself.
+Reads what the other stages left in `artifacts/`, `evaluations/` and `sharing/`; trains and measures nothing itself.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from pipelines import accounts, controls, curves, sections
+from pipelines import accounts, controls, curves, looped_costs, looped_gates, looped_quality, sections
+from pipelines.audit import audit
 from pipelines.figures import DARK, PALETTE, Drawing
 from pipelines.files import atomic_path, write_text
+from pipelines.looped_results import Pair, load_pairs
 from pipelines.recall_section import recall
 from pipelines.results import ReportError, Result, load_results, unevaluated
 from pipelines.sections import Block, Section
@@ -38,30 +40,43 @@ class Report:
     sections: list[Section]
 
 
-def compose(results: Sequence[Result]) -> list[Section]:
+def compose(results: Sequence[Result], pairs: Sequence[Pair]) -> list[Section]:
     """Every section, in reading order."""
     return [
-        sections.headline(results, controls.findings(results)),
+        sections.headline(results, [*controls.findings(results), *looped_quality.findings(pairs)]),
         sections.context(results),
         controls.controls(results),
         curves.position(results),
         curves.training(results),
         recall(results),
+        *(_melt(results, pairs) if pairs else []),
         accounts.costs(results),
-        accounts.audit(results),
+        audit(results),
         accounts.limits(results),
         accounts.runs(results),
     ]
 
 
-def run(artifacts: Path, evaluations: Path, output: Path) -> tuple[Table, Path]:
+def _melt(results: Sequence[Result], pairs: Sequence[Pair]) -> list[Section]:
+    """Students beside their teachers."""
+    return [
+        looped_quality.quality(results, pairs),
+        looped_quality.loops(pairs),
+        looped_gates.gates(pairs),
+        looped_costs.memory(results, pairs),
+        looped_costs.speed(results, pairs),
+    ]
+
+
+def run(artifacts: Path, evaluations: Path, sharing: Path, output: Path) -> tuple[Table, Path]:
     """Write the report; returns the table of the terminal and the path of the page.
 
     Raises:
         ReportError: when there is nothing to report, or what there is does not fit together.
     """
     results = load_results(artifacts, evaluations)
-    report = Report(accounts.title(results), accounts.lead(results), compose(results))
+    pairs = load_pairs(results, artifacts, sharing)
+    report = Report(accounts.title(results), accounts.lead(results), compose(results, pairs))
     for drawing in (block for section in report.sections for block in section.blocks if isinstance(block, Drawing)):
         with atomic_path(output / f"{drawing.name}.png") as path:
             path.write_bytes(drawing.png())
@@ -116,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipelines.report", description="Write the report.")
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), help="folder of trained models")
     parser.add_argument("--evaluations", type=Path, default=Path("evaluations"), help="folder of evaluations")
+    parser.add_argument("--sharing", type=Path, default=Path("sharing"), help="folder of what stage sharing measured")
     parser.add_argument("--output", type=Path, default=Path("reports"), help="folder to write to")
     parser.add_argument("--check", action="store_true", help="write nothing: is every ablation table still true?")
     options = parser.parse_args(arguments)
@@ -123,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # by name: what checks the ablations is no part of the report, so a change to it makes no report stale
         return importlib.import_module("pipelines.sweeping.check").main(options.output / "ablations")
     try:
-        summary, page = run(options.artifacts, options.evaluations, options.output)
+        summary, page = run(options.artifacts, options.evaluations, options.sharing, options.output)
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,7 @@ Numbers enter a report only from here, so that each can be traced to a run, a co
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import pandas as pd
 Protocol = Literal["fixed_targets", "window_mean"]
 FAMILIES = {"transformer": "Transformer++", "mela": "Mela", "looplm": "LoopLM", "melt": "MELT"}
 NAMES = {"transformer_pp": "Transformer++", **FAMILIES, "ouro": "Ouro"}  # how presets begin
+LOOPED = ("looplm", "melt")
 BASELINE = "transformer"  # the family others are compared with, as long as its attention is full
 BUCKET = 128  # scored tokens below which a perplexity by position is noise
 
@@ -59,6 +60,17 @@ class Result:
     def full(self) -> bool:
         """Whether it is the Transformer++ with full attention."""
         return self.training["family"] == BASELINE and not self.local
+
+    @property
+    def looped(self) -> bool:
+        """Whether it applies its layers several times: fewer parameters for the same compute."""
+        return self.training["family"] in LOOPED
+
+    @property
+    def teacher(self) -> str | None:
+        """The name of the model it was distilled from; None for a model trained from scratch."""
+        folder = self.training.get("teacher")
+        return Path(folder).name if folder else None
 
     @cached_property
     def contexts(self) -> list[int]:
@@ -124,6 +136,22 @@ def short(digest: str | None) -> str:
     return digest[:8] if digest else "none"
 
 
+def teacher_of(student: Result, results: Sequence[Result]) -> Result | None:
+    """The model it was distilled from, if that is among the results."""
+    return next((result for result in results if result.name == student.teacher), None)
+
+
+def tokens_before(student: Result, results: Sequence[Result]) -> int:
+    """Tokens its teacher was trained on; 0 for a model without one among the results."""
+    teacher = teacher_of(student, results)
+    return teacher.training["tokens"] if teacher else 0
+
+
+def pretrained(results: Sequence[Result]) -> list[Result]:
+    """Those that were trained from scratch."""
+    return [result for result in results if result.teacher is None]
+
+
 def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
     """Every evaluation with the training it belongs to, Transformer++ first (full, then local), then by name.
 
@@ -150,14 +178,14 @@ def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
 def _load(name: str, artifact: Path, evaluation: Path) -> Result:
     result = Result(
         name=name,
-        config=_read(artifact / "config.json", _json, ("config",))["config"],
-        training=_read(
-            artifact / "metrics.json", _json, ("family", "seed", "run_id", "commit", "dirty", "data_digest")
+        config=read(artifact / "config.json", read_json, ("config",))["config"],
+        training=read(
+            artifact / "metrics.json", read_json, ("family", "seed", "run_id", "commit", "dirty", "data_digest")
         ),
-        evaluation=_read(evaluation / "metrics.json", _json, ("fingerprint", "fixed_targets", "window_mean")),
-        loss=_read(artifact / "loss.csv", pd.read_csv, ("step", "tokens")),
-        positions=_read(evaluation / "positions.csv", pd.read_csv, ("control", "kind", "end", "perplexity")),
-        documents=_read(
+        evaluation=read(evaluation / "metrics.json", read_json, ("fingerprint", "fixed_targets", "window_mean")),
+        loss=read(artifact / "loss.csv", pd.read_csv, ("step", "tokens")),
+        positions=read(evaluation / "positions.csv", pd.read_csv, ("control", "kind", "end", "perplexity")),
+        documents=read(
             evaluation / "documents.parquet",
             pd.read_parquet,
             ("document", "protocol", "control", "context", "loss_sum"),
@@ -172,7 +200,7 @@ def _load(name: str, artifact: Path, evaluation: Path) -> Result:
     return result
 
 
-def _read(path: Path, reader: Callable[[Path], Any], keys: tuple[str, ...]) -> Any:
+def read(path: Path, reader: Callable[[Path], Any], keys: tuple[str, ...]) -> Any:
     """The content of a file; `keys` must be in it."""
     try:
         content = reader(path)
@@ -186,7 +214,8 @@ def _read(path: Path, reader: Callable[[Path], Any], keys: tuple[str, ...]) -> A
     return content
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -4,7 +4,8 @@
 
 The counterpart of the MELT paper's table 5, in perplexity and recall. Every strategy reads a prompt at once and then
 the rest of the window one token at a time, as it would when generating. The targets are those of `fixed_targets` at
-the shortest context of `evaluate`; recall is MQAR, its facts being the prompt. Writes, in `output`, `metrics.json`.
+the shortest context of `evaluate`; recall is MQAR, its facts being the prompt. Teacher and student are also scored
+after every loop. Writes, in `output`, `windows.csv` (the loss of every window under every strategy) and `metrics.json`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from models.looped.sharing import decode_with_shared_cache
 from pipelines.config import PipelineConfig
 from pipelines.data import TokenData
 from pipelines.evaluation import HeldOut
-from pipelines.files import write_json
+from pipelines.files import write_json, write_text
 from pipelines.identity import commit
 from pipelines.model_folder import load_as
 from pipelines.protocol import summarise
 from pipelines.recall import Recall, mqar
 from pipelines.recall_evaluation import VALUES, task_symbols, without
 
-METRICS = "metrics.json"
+METRICS, WINDOWS = "metrics.json", "windows.csv"
 PAIRS = 8  # facts of the recall task
 ROWS = 64  # of the recall task
 
@@ -59,10 +60,12 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     windows = text.choose(evaluate.contexts[-1], evaluate.windows)
     tokens = torch.stack([text.tokens(window, evaluate.contexts[-1])[-(context + 1) :] for window in windows])
     task = _recall_task(tokens, data.vocab_size, data.separator)
-    results = {}
+    results, by_window = {}, {}
     for name, decode in strategies(teacher, student).items():
+        nats = losses(decode, tokens, context - scored)
+        by_window[name] = nats.double().mean(1).tolist()
         results[name] = {
-            "perplexity": summarise(losses(decode, tokens, context - scored)).perplexity,
+            "perplexity": summarise(nats).perplexity,
             "mqar": accuracy(decode, task),
             "cache_bytes": cache_bytes(name, teacher, student, context, context - scored),
         }
@@ -78,10 +81,23 @@ def run(config: PipelineConfig) -> dict[str, Any]:
         "context": context,
         "prompt": context - scored,
         "windows": len(windows),
+        "documents": len({window.document for window in windows}),
         "recall_chance": 1 / VALUES,
+        "recall_questions": ROWS * PAIRS,
         "strategies": results,
+        "loop_losses": {
+            name: {str(loop): loss for loop, loss in enumerate(loop_losses(model, tokens, context - scored), start=1)}
+            for name, model in (("teacher", teacher), ("student", student))
+        },
     }
     output = Path(config.output or f"sharing/{Path(str(config.checkpoint)).name}")
+    (output / METRICS).unlink(missing_ok=True)
+    rows = [
+        f"{name},{window.document},{window.start},{loss!r}"
+        for name, each in by_window.items()
+        for window, loss in zip(windows, each, strict=True)
+    ]
+    write_text(output / WINDOWS, "\n".join(["strategy,document,start,loss", *rows, ""]))
     write_json(output / METRICS, metrics)
     print(f"sharing: {len(results)} strategies on {len(windows)} windows -> {output}")
     return metrics
@@ -101,6 +117,17 @@ def losses(decode: Decode, tokens: Tensor, prompt: int) -> Tensor:
     """Next-token losses in nats, `[B, n - prompt]`, of the tokens `[B, n + 1]` after a prompt."""
     logits, targets = decode(tokens[:, :-1], prompt), tokens[:, prompt + 1 :]
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+
+
+@torch.no_grad()
+def loop_losses(model: LoopLM | Melt, tokens: Tensor, prompt: int) -> list[float]:
+    """Mean next-token loss in nats after each loop, of the tokens `[B, n + 1]` after a prompt; no token leaves early.
+
+    The last is that of the teacher's or the student's strategy, as long as no exit threshold is set.
+    """
+    targets = tokens[:, prompt + 1 :].flatten()
+    states = _loop_states(model, tokens[:, :-1], prompt)
+    return [float(functional.cross_entropy(model.head(state).flatten(0, 1).float(), targets)) for state in states]
 
 
 def accuracy(decode: Decode, task: Recall) -> float:
@@ -130,6 +157,17 @@ def _exact(model: LoopLM, tokens: Tensor, prompt: int) -> Tensor:
 def _one_by_one(model: Melt, tokens: Tensor, prompt: int) -> Tensor:
     _, state = model.extend(tokens[:, :prompt], model.init_state(len(tokens)))
     return torch.cat([model.extend(token, state)[0] for token in tokens[:, prompt:].split(1, dim=1)], dim=1)
+
+
+def _loop_states(model: LoopLM | Melt, tokens: Tensor, prompt: int) -> list[Tensor]:
+    """The states of the tokens after the prompt by loop, each `[B, T - prompt, D]`; MELT's one token at a time."""
+    if isinstance(model, LoopLM):
+        return [state[:, prompt:] for state in model.loop_states(tokens)]
+    rows = model.init_state(len(tokens)).rows
+    for chunk in model.chunks(tokens[:, :prompt]):
+        model.run_chunk(chunk, rows)
+    states = [model.run_chunk(token, rows) for token in tokens[:, prompt:].split(1, dim=1)]
+    return [torch.cat(loop, dim=1) for loop in zip(*states, strict=True)]
 
 
 def _shared(model: LoopLM, loop: Any, keep: bool, tokens: Tensor, prompt: int) -> Tensor:

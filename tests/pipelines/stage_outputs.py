@@ -1,4 +1,4 @@
-"""What `pretrain` and `evaluate` leave behind, made up: the folders a report is written from."""
+"""What the stages leave behind, made up: the folders a report is written from."""
 
 from __future__ import annotations
 
@@ -20,12 +20,26 @@ MODELS: dict[str, dict[str, Any]] = {  # name -> family, config, perplexity at t
     "transformer_pp_tiny_window": {"family": "transformer", "config": {"window": 64}, "ends": (49.8, 49.7)},
     "mela_tiny": {"family": "mela", "config": {}, "ends": (52.4, 52.3)},
 }
+LOOPED: dict[str, dict[str, Any]] = {  # a teacher and its student
+    "looplm_tiny": {"family": "looplm", "config": {"loops": 4}, "ends": (55.0, 62.0)},
+    "melt_tiny": {"family": "melt", "config": {"loops": 4}, "ends": (56.1, 63.5)},
+}
+EVERY = MODELS | LOOPED
+STRATEGIES = {  # strategy -> perplexity, cache bytes
+    "teacher": (55.0, 4_194_304),
+    "student": (56.1, 1_048_576),
+    "first_loop": (410.0, 1_048_576),
+    "last_loop": (71.5, 1_048_576),
+    "first_loop_prompt_kept": (350.0, 2_621_440),
+    "last_loop_prompt_kept": (66.0, 2_621_440),
+}
+WINDOWS = 8
 CONTROLS = {"on": 1.0, "zero": 1.012, "reset": 1.004, "shuffle": 1.02}  # control -> factor on the perplexity
 
 
 def write_model(root: Path, name: str, seed: int = 0, data: str = "d" * 64, **training: Any) -> None:
     """`artifacts/<name>` and `evaluations/<name>` under `root`; `training` replaces fields of its metrics."""
-    model = MODELS[name]
+    model = EVERY[name]
     metrics = {
         "model": name,
         "family": model["family"],
@@ -51,9 +65,68 @@ def write_model(root: Path, name: str, seed: int = 0, data: str = "d" * 64, **tr
     write_evaluation(root / "evaluations" / name, name, metrics)
 
 
+def write_pair(root: Path, **training: Any) -> None:
+    """The teacher, the student with its gates, and what `sharing` measured; `training` is the student's own."""
+    write_model(root, "looplm_tiny", parameters=560_000, peak_memory_bytes=2**27)
+    own = {"teacher": "artifacts/looplm_tiny", "tokens": 524_288, "seconds": 90.0, "peak_memory_bytes": 2**28}
+    write_model(root, "melt_tiny", **own | training)
+    centres = np.arange(20) / 20 + 0.025
+    rows = [
+        (loop, layer, i / 20, (i + 1) / 20, share)
+        for loop in (2, 3, 4)
+        for layer in (1, 2)
+        for i, share in enumerate(_normal(centres, 0.2 * layer))
+    ]
+    gates = pd.DataFrame(rows, columns=pd.Index(["loop", "layer", "from", "to", "share"]))
+    gates.to_csv(root / "artifacts" / "melt_tiny" / "gates.csv", index=False)
+    write_sharing(root / "sharing" / "melt_tiny")
+
+
+def write_sharing(folder: Path, **changes: Any) -> None:
+    """What stage `sharing` writes; `changes` replace fields of its metrics."""
+    noise = 0.01 * np.cos(3 * np.arange(WINDOWS))
+    noise -= noise.mean()
+    rows = [
+        (name, window, 0, math.log(perplexity) + window / 10 - 0.35 + i * noise[window])
+        for i, (name, (perplexity, _)) in enumerate(STRATEGIES.items())
+        for window in range(WINDOWS)
+    ]
+    metrics = {
+        "model": "melt_tiny",
+        "fingerprint": f"{'melt_tiny':f<64}",
+        "data_digest": "d" * 64,
+        "commit": "b" * 40,
+        "teacher": "artifacts/looplm_tiny",
+        "loops": 4,
+        "context": 512,
+        "prompt": 256,
+        "windows": WINDOWS,
+        "documents": WINDOWS,
+        "recall_chance": 1 / 32,
+        "recall_questions": 512,
+        "strategies": {
+            name: {"perplexity": p, "to_teacher": p / 55, "cache_bytes": kept, "mqar": 1 / 32}
+            for name, (p, kept) in STRATEGIES.items()
+        },
+        "loop_losses": {
+            "teacher": {"1": 4.61, "2": 4.25, "3": 4.1, "4": math.log(55.0)},
+            "student": {"1": 4.63, "2": 4.28, "3": 4.13, "4": math.log(56.1)},
+        },
+    } | changes
+    _json(folder / "metrics.json", metrics)
+    table = pd.DataFrame(rows, columns=pd.Index(["strategy", "document", "start", "loss"]))
+    table.to_csv(folder / "windows.csv", index=False)
+
+
+def _normal(x: np.ndarray, mean: float) -> list[float]:
+    """A histogram around a mean."""
+    shares = np.exp(-(((x - mean) / 0.1) ** 2))
+    return (shares / shares.sum()).tolist()
+
+
 def write_evaluation(folder: Path, name: str, training: dict[str, Any]) -> None:
     """What `evaluate` writes for a model whose `metrics.json` is `training`."""
-    first, last = MODELS[name]["ends"]
+    first, last = EVERY[name]["ends"]
     controls = CONTROLS if name == "mela_tiny" else {"on": 1.0}
     curve = np.geomspace(first, last, len(CONTEXTS))
     perplexity = {
@@ -71,7 +144,7 @@ def write_evaluation(folder: Path, name: str, training: dict[str, Any]) -> None:
         "bits_per_byte": {n: math.log2(p) / 4 for n, p in perplexity["on"].items()},
         "windows": {"count": 8, "documents": DOCUMENTS, "tokens": 8 * 4096, "score_tokens": 8 * 256},
         "recall": recall_results(1.0 if name == "mela_tiny" else 0.0),
-        "state_bytes": {str(n): 4096 * n for n in CONTEXTS},
+        "state_bytes": {str(n): {"looplm": 8192, "melt": 2048}.get(EVERY[name]["family"], 6144) * n for n in CONTEXTS},
         "peak_memory_bytes": {str(n): 2**23 + 8192 * n for n in CONTEXTS},
         "timing": {
             "prefill_tokens_per_second": {str(n): 9000.0 - n for n in CONTEXTS},

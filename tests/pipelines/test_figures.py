@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from pipelines.figures import DARK, INK, MARKERS, PALETTE, Line, Panel, draw
+from pipelines.figures import DARK, INK, MARKERS, PALETTE, Line, Panel, draw, spare_kinds
 
 CLOSE = [Line(f"model {i}", {512: 50 + 0.01 * i, 4096: 50 + 0.01 * i}, i) for i in range(5)]
 
@@ -65,6 +65,33 @@ def test_every_colour_has_its_counterpart_on_dark_paper_and_a_marker_of_its_own(
     assert len(PALETTE) == len(DARK) == len(MARKERS) == len({*PALETTE}) == len({*DARK}) == len({*MARKERS})
     for colours, paper in ((PALETTE, "#ffffff"), (DARK, "#14171c")):
         assert min(_contrast(colour, paper) for colour in colours) > 2.8
+
+
+def test_six_models_can_be_told_apart_by_colour_alone():
+    """A distance of 0.1 in OKLab is several times what is just noticed side by side."""
+    for colours in (PALETTE, DARK):
+        apart = [np.linalg.norm(_oklab(a) - _oklab(b)) for a, b in itertools.combinations(colours[:6], 2)]
+        assert min(apart) > 0.13
+    assert list(itertools.islice(spare_kinds([0, 8]), 3)) == [7, 6, 5]
+    assert next(spare_kinds(range(len(PALETTE)))) in range(len(PALETTE))
+
+
+def test_a_line_that_ends_early_has_its_label_where_no_other_line_runs():
+    lines = [Line("short", {0: 2.0, 100: 1.0}, 0), Line("long", {0: 1.5, 1000: 1.1}, 1)]
+    figure = draw("name", [Panel("Left", lines, "tokens", log=False, contexts=False)], "alt", "caption").figure
+    (axes,) = figure.axes
+    edge = axes.transData.transform((1000, 0))[0]
+    assert all(Text.get_window_extent(text).x0 > edge for text in axes.texts)
+
+
+def _oklab(colour: str) -> np.ndarray:
+    """Ottosson 2020."""
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    cones = np.cbrt(
+        np.array([[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]]) @ linear
+    )
+    return np.array([[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]]) @ cones
 
 
 def _contrast(a: str, b: str) -> float:

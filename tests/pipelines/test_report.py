@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from pipelines import accounts, controls, curves, report, sections
+from pipelines.audit import audit
 from pipelines.comparisons import change, paired_interval, verdict
 from pipelines.figures import Drawing
 from pipelines.recall_section import Answers, recall
@@ -234,9 +235,9 @@ def test_luck_is_counted_over_the_whole_table():
     ],
 )
 def test_the_audit_names_what_is_not_equal(results, change, named):
-    assert "all that should be equal is" in _text(accounts.audit(results))
+    assert "all that should be equal is" in _text(audit(results))
     other = replace(results[0], training=results[0].training | change)
-    first, *_ = accounts.audit([other, *results[1:]]).blocks
+    first, *_ = audit([other, *results[1:]]).blocks
     assert isinstance(first, str)
     assert first.startswith("Not in every respect")
     assert named in first
@@ -245,7 +246,7 @@ def test_the_audit_names_what_is_not_equal(results, change, named):
 def test_limits_say_how_small_this_is(results):
     text = _text(accounts.limits(results))
     assert "1 seed per model" in text
-    assert "1.05M tokens; the paper's smallest has 400M" in text
+    assert "1.05M tokens; the Mela paper's smallest has 400M" in text
 
 
 def _unevaluate(root):

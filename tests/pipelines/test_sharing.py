@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from torch.nn import functional
 
 from models import build_model, preset, save_model
@@ -18,6 +22,7 @@ from models.looped.melt import Melt
 from pipelines import sharing
 from pipelines.data import TokenData
 from pipelines.evaluation import HeldOut
+from pipelines.looped_results import read_sharing
 from tests.pipelines.settings import settings
 
 SHAPE = {"vocab_size": 257, "width": 16, "layers": 1, "heads": 2, "hidden": 32}
@@ -64,6 +69,46 @@ def test_every_strategy_is_scored_on_the_fixed_targets_of_the_shortest_context(t
     loss = functional.cross_entropy(logits.flatten(0, 1), windows[:, 121:].flatten())
     assert metrics["strategies"]["teacher"]["perplexity"] == pytest.approx(float(loss.exp()), rel=1e-5)
     assert metrics["strategies"]["teacher"]["to_teacher"] == 1.0
+
+
+def test_every_window_is_kept_and_its_losses_average_to_the_perplexity(token_folder, tmp_path, folders):
+    metrics = run(token_folder, tmp_path / "out", **folders)
+    windows = pd.read_csv(tmp_path / "out" / "windows.csv")
+    assert list(windows.strategy.unique()) == list(metrics["strategies"])
+    assert len(windows) == 6 * metrics["windows"]
+    assert windows.document.nunique() == metrics["documents"]
+    for name, rows in windows.groupby("strategy"):
+        assert np.exp(rows.loss.mean()) == pytest.approx(metrics["strategies"][name]["perplexity"], rel=1e-6)
+
+
+def test_the_report_s_interval_is_scipy_s_on_the_windows(token_folder, tmp_path, folders):
+    metrics = run(token_folder, tmp_path / "sharing" / "student", **folders)
+    found = read_sharing(tmp_path / "sharing" / "student").change("last_loop", "teacher")
+    windows = pd.read_csv(tmp_path / "sharing" / "student" / "windows.csv")
+    last, teacher = (windows[windows.strategy == name].loss.to_numpy() for name in ("last_loop", "teacher"))
+    expected = stats.ttest_rel(last, teacher).confidence_interval()
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx(tuple(np.expm1(expected)))
+    assert found.value == pytest.approx(metrics["strategies"]["last_loop"]["to_teacher"] - 1)
+
+
+def test_the_last_loop_s_loss_is_the_one_of_the_strategy_and_each_loop_has_its_own(token_folder, tmp_path, folders):
+    metrics = run(token_folder, tmp_path / "out", **folders)
+    for name, by_loop in metrics["loop_losses"].items():
+        assert list(by_loop) == ["1", "2", "3"]
+        assert np.exp(by_loop["3"]) == pytest.approx(metrics["strategies"][name]["perplexity"], rel=1e-5)
+        assert len(set(by_loop.values())) == 3
+
+
+def test_loops_of_a_student_are_scored_as_decoded():
+    """In chunks of one token, `forward` is decoding."""
+    _, student = pair(loops=3)
+    tokens = torch.randint(257, (2, 12), generator=torch.Generator().manual_seed(0))
+    student.config = replace(student.config, inference_chunk=1)
+    with torch.no_grad():
+        logits = student.loop_logits(tokens[:, :-1])[:, :, 5:]
+    expected = [float(functional.cross_entropy(loop.flatten(0, 1), tokens[:, 6:].flatten())) for loop in logits]
+    assert sharing.loop_losses(student, tokens, 5) == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_a_strategy_keeps():
