@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from pipelines.sweeping.search import pareto
 from pipelines.sweeping.storage import open_storage
 from pipelines.sweeping.worker import Settings, work
 from tests.pipelines import sweeps
+from tests.pipelines.sweep_commands import command
 from tests.pipelines.trainings import query
 
 RUNNER = "tests.pipelines.fake_runs:run"
@@ -177,19 +175,13 @@ def test_a_repetition_and_a_change_of_science_have_keys_of_their_own():
     assert plan.study == sweeps.plan(seeds=5).study
 
 
-def sweep_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "pipelines.sweep", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-
-
 REFUSALS: dict[str, tuple[list[str], str]] = {
     "no sweep": ([], "name a sweep: +sweep=<one of"),
     "unknown sweep": (["+sweep=hlr_cycle"], "hlr_cycles"),
     "one seed": (["+sweep=gating", "seeds=1"], "seeds=1 supports no verdict"),
     "factor": (["+sweep=gating", "+factors.model.h_cyclez=[1]"], "h_cyclez"),
     "baseline": (["+sweep=gating", "baseline={gate:sometimes}"], "baseline: no cell has gate=sometimes"),
+    "claim": (["+sweep=gating", "+claims.x={says: x, lower: {cell: {gate: often}, than: {gate: none}}}"], "gate=often"),
     "model": (["+sweep=gating", "model.h_cycles=3"], "model.h_cycles: the sweep chooses it"),
     "budget hours": (["+sweep=gating", "allocate=true"], "allocate and budget_hours belong together"),
     "no data": (["+sweep=gating", "data.directory=nowhere"], "no token data in nowhere"),
@@ -202,9 +194,9 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
 def test_what_cannot_be_run_is_refused_by_name_before_anything_runs(case, tmp_path):
     shutil.copy(PROJECT / "params.yaml", tmp_path)
     arguments, named = REFUSALS[case]
-    done = sweep_command(tmp_path, *arguments)
-    assert done.returncode == (1 if case == "no data" else 2), done.stderr
-    assert named in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    code, _, errors = command(tmp_path, *arguments)
+    assert code == (1 if case == "no data" else 2), errors
+    assert named in errors
+    assert len(errors.strip().splitlines()) == 1
     assert not (tmp_path / "reports").exists()
     assert not (tmp_path / "mlflow.db").exists()

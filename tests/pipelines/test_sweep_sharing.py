@@ -38,14 +38,14 @@ def launch_in(folder: Path, queue: str, ledger: str, together: Any) -> None:
     os._exit(guarded(lambda: launch(plan, local, Options(storage=queue), jobs=lambda: work(settings))))
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_folders_that_start_at_once_split_the_sweep(kind, tmp_path, ledger_file):
     queue = f"{tmp_path}/queue.journal" if kind == "journal" else f"sqlite:///{tmp_path}/queue.db"
     folders, together = [tmp_path / "one", tmp_path / "other"], PROCESSES.Barrier(2)
     processes = []
     for folder in folders:
         folder.mkdir()
-        (folder / "seconds.txt").write_text("0.3")
+        (folder / "seconds.txt").write_text("0.15")
         told = (folder, queue, f"sqlite:///{ledger_file}", together)
         processes.append(PROCESSES.Process(target=launch_in, args=told))
         processes[-1].start()

@@ -30,6 +30,8 @@ PRELOADED = [
     "pipelines.distill",
     "pipelines.training",
     "pipelines.ledger",
+    "pipelines.sweep",
+    "pipelines.sweeping.launch",
     "mlflow.store.tracking.sqlalchemy_store",
 ]
 PROCESSES.set_forkserver_preload([*PRELOADED, __name__])
