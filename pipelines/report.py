@@ -29,6 +29,7 @@ from pipelines.sections import Block, Section
 from pipelines.tables import Table, words
 
 TEMPLATES = Path(__file__).parent / "templates"
+FIGURES = "figures"  # folder; the rest of `reports/` belongs to the ablation tables
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ def run(artifacts: Path, evaluations: Path, sharing: Path, output: Path) -> tupl
     pairs = load_pairs(results, artifacts, sharing)
     report = Report(accounts.title(results), accounts.lead(results), compose(results, pairs))
     for drawing in (block for section in report.sections for block in section.blocks if isinstance(block, Drawing)):
-        with atomic_path(output / f"{drawing.name}.png") as path:
+        with atomic_path(output / FIGURES / f"{drawing.name}.png") as path:
             path.write_bytes(drawing.png())
-        write_text(output / f"{drawing.name}.svg", drawing.svg())
+        write_text(output / FIGURES / f"{drawing.name}.svg", drawing.svg())
     summary, page = sections.measures(results), output / "index.html"
-    write_text(output / "report.md", markdown(report))
+    write_text(output / "report.md", markdown(report, f"{FIGURES}/"))
     write_text(output / "summary.txt", f"{summary.text()}\n{page}\n")
     write_text(page, html(report))
     return summary, page
@@ -95,11 +96,11 @@ def html(report: Report) -> str:
     return environment.get_template("report.html.j2").render(report=report, light=PALETTE, dark=DARK) + "\n"
 
 
-def markdown(report: Report) -> str:
-    """The same content as text, with the figures as PNG files beside it."""
+def markdown(report: Report, figures: str = "") -> str:
+    """The same content as text, with the figures as PNG files beside it, their names after `figures`."""
     parts = [f"# {report.title}", *report.lead]
     for section in report.sections:
-        parts += [f"## {section.title}", *map(_markdown, section.blocks)]
+        parts += [f"## {section.title}", *(_markdown(block, figures) for block in section.blocks)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -116,11 +117,11 @@ def _html(block: Block) -> str:
     return f"<p>{words(block)}</p>"
 
 
-def _markdown(block: Block) -> str:
+def _markdown(block: Block, figures: str) -> str:
     if isinstance(block, Table):
         return block.markdown()
     if isinstance(block, Drawing):
-        return f"![{block.alt}]({block.name}.png)\n\n*{block.caption}*"
+        return f"![{block.alt}]({figures}{block.name}.png)\n\n*{block.caption}*"
     if isinstance(block, tuple):
         return "\n".join(f"- {item}" for item in block)
     return block

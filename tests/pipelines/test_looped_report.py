@@ -71,10 +71,10 @@ def test_the_page_has_a_section_for_each_question_and_only_where_there_is_a_stud
 def test_figures_are_written_beside_the_text_and_name_their_numbers(root):
     text = (root / "reports" / "report.md").read_text("utf-8")
     figures = dict(re.findall(r"!\[([^]]+)\]\(([^)]+)\)", text))
-    assert {"quality_melt_tiny.png", "loops.png", "gates_melt_tiny.png"} <= {*figures.values()}
+    assert {f"figures/{name}.png" for name in ("quality_melt_tiny", "loops", "gates_melt_tiny")} <= {*figures.values()}
     for name in figures.values():
         assert (root / "reports" / name).read_bytes().startswith(b"\x89PNG")
-    (said,) = (words for words, name in figures.items() if name.startswith("quality"))
+    (said,) = (words for words, name in figures.items() if name.startswith("figures/quality"))
     for perplexity, _ in STRATEGIES.values():
         assert f"{perplexity:.2f}" in said
 

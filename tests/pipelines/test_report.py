@@ -74,21 +74,26 @@ def test_every_perplexity_carries_its_run(root, results):
 def test_markdown_shows_the_figures_beside_it(root):
     text = (root / "reports" / "report.md").read_text("utf-8")
     figures = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", text)
-    assert [name for _, name in figures] == ["context.png", "controls.png", "position.png", "training.png"]
+    names = ["context", "controls", "position", "training"]
+    assert [name for _, name in figures] == [f"figures/{name}.png" for name in names]
     for words, name in figures:
         assert len(words) > 40
         assert (root / "reports" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_again_the_same_bytes_and_a_terminal_that_ends_with_the_path(root, capsys):
-    before = {path.name: path.read_bytes() for path in (root / "reports").iterdir()}
+    before = _files(root / "reports")
     assert report.main(_arguments(root)) == 0
     output = capsys.readouterr().out
     assert output.splitlines()[-1] == str(root / "reports" / "index.html")
     assert output == (root / "reports" / "summary.txt").read_text("utf-8")
     assert [output.count(f" {context:,} ") for context in CONTEXTS] == [len(MODELS)] * len(CONTEXTS)
-    assert {path.name: path.read_bytes() for path in (root / "reports").iterdir()} == before
-    assert set(before) >= {"index.html", "report.md", "summary.txt", "context.png", "context.svg"}
+    assert _files(root / "reports") == before
+    assert set(before) >= {"index.html", "report.md", "summary.txt", "figures/context.png", "figures/context.svg"}
+
+
+def _files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_an_earlier_report_survives_a_failing_one(root, monkeypatch, capsys):
@@ -101,7 +106,7 @@ def test_an_earlier_report_survives_a_failing_one(root, monkeypatch, capsys):
     assert report.main(_arguments(root)) == 1
     assert capsys.readouterr().err == "error: No space left on device: context.png\n"
     assert (root / "reports" / "index.html").read_bytes() == before
-    assert not list((root / "reports").glob(".*"))
+    assert not list((root / "reports").rglob(".*"))
 
 
 def test_ours_and_the_papers_numbers_never_share_axes(results):
