@@ -66,7 +66,7 @@ class Pair:
         return f"{self.student.provenance}; teacher: {self.teacher.provenance}; decoded at commit {measured}"
 
 
-def load_pairs(results: Sequence[Result], artifacts: Path, sharing: Path) -> list[Pair]:
+def load_pairs(results: Sequence[Result], artifacts: Path, evaluations: Path) -> list[Pair]:
     """Every student whose teacher is among the results.
 
     Raises:
@@ -77,7 +77,7 @@ def load_pairs(results: Sequence[Result], artifacts: Path, sharing: Path) -> lis
         teacher = teacher_of(student, results)
         if teacher is None:
             continue
-        gates, folder = artifacts / student.name / "gates.csv", sharing / student.name
+        gates, folder = artifacts / student.name / "gates.csv", evaluations / student.name / "sharing"
         command = (
             f"python -m pipelines.sharing teacher={artifacts / teacher.name} checkpoint={artifacts / student.name}"
         )

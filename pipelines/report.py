@@ -3,7 +3,7 @@
     python -m pipelines.report
     python -m pipelines.report --check    # regenerate every table, compare it with what is there and with the ledger
 
-Reads what the other stages left in `artifacts/`, `evaluations/` and `sharing/`; trains and measures nothing itself.
+Reads what the other stages left in `artifacts/` and `evaluations/`; trains and measures nothing itself.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def _melt(results: Sequence[Result], pairs: Sequence[Pair]) -> list[Section]:
     ]
 
 
-def run(artifacts: Path, evaluations: Path, sharing: Path, output: Path) -> tuple[Table, Path]:
+def run(artifacts: Path, evaluations: Path, output: Path) -> tuple[Table, Path]:
     """Write the report; returns the table of the terminal and the path of the page.
 
     Raises:
         ReportError: when there is nothing to report, or what there is does not fit together.
     """
     results = load_results(artifacts, evaluations)
-    pairs = load_pairs(results, artifacts, sharing)
+    pairs = load_pairs(results, artifacts, evaluations)
     report = Report(accounts.title(results), accounts.lead(results), compose(results, pairs))
     for drawing in (block for section in report.sections for block in section.blocks if isinstance(block, Drawing)):
         with atomic_path(output / FIGURES / f"{drawing.name}.png") as path:
@@ -132,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipelines.report", description="Write the report.")
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), help="folder of trained models")
     parser.add_argument("--evaluations", type=Path, default=Path("evaluations"), help="folder of evaluations")
-    parser.add_argument("--sharing", type=Path, default=Path("sharing"), help="folder of what stage sharing measured")
     parser.add_argument("--output", type=Path, default=Path("reports"), help="folder to write to")
     parser.add_argument("--check", action="store_true", help="write nothing: is every ablation table still true?")
     options = parser.parse_args(arguments)
@@ -140,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # by name: what checks the ablations is no part of the report, so a change to it makes no report stale
         return importlib.import_module("pipelines.sweeping.check").main(options.output / "ablations")
     try:
-        summary, page = run(options.artifacts, options.evaluations, options.sharing, options.output)
+        summary, page = run(options.artifacts, options.evaluations, options.output)
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 """Stage `sharing`: teacher, student and untrained cache sharing, decoded token by token on the same held-out text.
 
-    python -m pipelines.sharing teacher=artifacts/looplm_tiny checkpoint=artifacts/melt_tiny output=sharing/melt_tiny
+    python -m pipelines.sharing teacher=artifacts/looplm_tiny checkpoint=artifacts/melt_tiny output=evaluations/melt_tiny/sharing
 
 The counterpart of the MELT paper's table 5, in perplexity and recall. Every strategy reads a prompt at once and then
 the rest of the window one token at a time, as it would when generating. The targets are those of `fixed_targets` at
@@ -90,7 +90,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
             for name, model in (("teacher", teacher), ("student", student))
         },
     }
-    output = Path(config.output or f"sharing/{Path(str(config.checkpoint)).name}")
+    output = Path(config.output or f"evaluations/{Path(str(config.checkpoint)).name}/sharing")
     (output / METRICS).unlink(missing_ok=True)
     rows = [
         f"{name},{window.document},{window.start},{loss!r}"

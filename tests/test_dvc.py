@@ -11,7 +11,17 @@ from pipelines.identity import PROJECT, import_closure
 
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text("utf-8"))
 PARAMS = yaml.safe_load((PROJECT / "params.yaml").read_text("utf-8"))
-COMPARED = {FAMILIES[PRESETS[name][0]] for name in PARAMS["models"]}
+PRETRAINED, DISTILLED = ({FAMILIES[PRESETS[name][0]] for name in PARAMS[each]} for each in ("models", "students"))
+PAIR = {FAMILIES["looplm"], FAMILIES["melt"]}
+RUN = {  # stage -> the modules it runs, families apart; and the families
+    "tokenize": ("tokenize", set()),
+    "pretrain": ("pretrain", PRETRAINED),
+    "distill": ("distill", PAIR),
+    "evaluate": ("evaluate", PRETRAINED),
+    "evaluate_student": ("evaluate", DISTILLED),
+    "sharing": ("sharing", PAIR),
+    "report": ("report", PRETRAINED | DISTILLED),
+}
 
 
 @pytest.mark.parametrize("stage", list(STAGES["stages"]))
@@ -19,12 +29,12 @@ def test_code_dependencies_are_the_import_closure(stage):
     described = STAGES["stages"][stage]
     described = described.get("do", described)
     listed = {dep for dep in described["deps"] if dep.endswith(".py")}
-    families = set() if stage == "tokenize" else COMPARED
-    closure = import_closure([f"pipelines.{stage}", *families], main=True)
+    module, families = RUN[stage]
+    closure = import_closure([f"pipelines.{module}", *families], main=True)
     assert listed == {file.relative_to(PROJECT).as_posix() for file in closure.values()}
 
 
 def test_every_compared_model_is_plotted():
     for plot in STAGES["plots"]:
         (settings,) = plot.values()
-        assert [file.split("/")[1] for file in settings["y"]] == list(PARAMS["models"])
+        assert [file.split("/")[1] for file in settings["y"]] == [*PARAMS["models"], *PARAMS["students"]]

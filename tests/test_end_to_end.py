@@ -67,7 +67,7 @@ def test_metrics_show_lists_perplexity_per_model_and_context(workspace):
 
 
 def test_student_teacher_and_untrained_sharing_are_scored_side_by_side(workspace):
-    sharing = json.loads((workspace / "sharing" / "melt_tiny" / "metrics.json").read_text())
+    sharing = json.loads((workspace / "evaluations" / "melt_tiny" / "sharing" / "metrics.json").read_text())
     assert {"teacher", "student", "last_loop"} <= set(sharing["strategies"])
     assert sharing["strategies"]["student"]["cache_bytes"] * 2 == sharing["strategies"]["teacher"]["cache_bytes"]
 

@@ -79,7 +79,7 @@ def write_pair(root: Path, **training: Any) -> None:
     ]
     gates = pd.DataFrame(rows, columns=pd.Index(["loop", "layer", "from", "to", "share"]))
     gates.to_csv(root / "artifacts" / "melt_tiny" / "gates.csv", index=False)
-    write_sharing(root / "sharing" / "melt_tiny")
+    write_sharing(root / "evaluations" / "melt_tiny" / "sharing")
 
 
 def write_sharing(folder: Path, **changes: Any) -> None:

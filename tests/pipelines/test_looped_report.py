@@ -43,13 +43,13 @@ def pair_only(tmp_path) -> Path:
 
 
 def _report(root: Path) -> int:
-    folders = [word for name in ("artifacts", "evaluations", "sharing") for word in (f"--{name}", str(root / name))]
+    folders = [word for name in ("artifacts", "evaluations") for word in (f"--{name}", str(root / name))]
     return report.main([*folders, "--output", str(root / "reports")])
 
 
 def _load(root: Path) -> tuple[list[Result], list[Pair]]:
     results = load_results(root / "artifacts", root / "evaluations")
-    return results, load_pairs(results, root / "artifacts", root / "sharing")
+    return results, load_pairs(results, root / "artifacts", root / "evaluations")
 
 
 def _text(*made: sections.Section) -> str:
@@ -124,7 +124,7 @@ def test_sharing_without_training_is_judged_in_both_directions(pair_only, last, 
 
 def _set_loss(root: Path, strategy: str, ratio: float, spread: float) -> None:
     """A strategy's perplexity as a ratio to the teacher's, more or less alike over windows."""
-    folder = root / "sharing" / "melt_tiny"
+    folder = root / "evaluations" / "melt_tiny" / "sharing"
     metrics, windows = json.loads((folder / "metrics.json").read_text()), pd.read_csv(folder / "windows.csv")
     metrics["strategies"][strategy]["perplexity"] = ratio * metrics["strategies"]["teacher"]["perplexity"]
     _change(folder / "metrics.json", **metrics)
@@ -135,7 +135,7 @@ def _set_loss(root: Path, strategy: str, ratio: float, spread: float) -> None:
 
 
 def test_one_window_gives_no_interval_and_no_judgement_of_sharing(pair_only):
-    folder = pair_only / "sharing" / "melt_tiny"
+    folder = pair_only / "evaluations" / "melt_tiny" / "sharing"
     windows = pd.read_csv(folder / "windows.csv")
     windows[windows.document == 0].to_csv(folder / "windows.csv", index=False)
     _, (pair,) = _load(pair_only)
@@ -165,7 +165,7 @@ def test_the_figure_holds_our_strategies_and_nothing_else(root):
 
 
 def test_recall_beyond_luck_stands_out(pair_only):
-    folder = pair_only / "sharing" / "melt_tiny"
+    folder = pair_only / "evaluations" / "melt_tiny" / "sharing"
     strategies = json.loads((folder / "metrics.json").read_text())["strategies"]
     strategies["teacher"]["mqar"] = 0.5
     _change(folder / "metrics.json", strategies=strategies)
@@ -271,7 +271,7 @@ def test_divergence_is_not_drawn_among_training_losses(root):
 
 
 def test_what_was_not_measured_is_told_not_refused(pair_only):
-    (pair_only / "sharing" / "melt_tiny" / "metrics.json").unlink()
+    (pair_only / "evaluations" / "melt_tiny" / "sharing" / "metrics.json").unlink()
     (pair_only / "artifacts" / "melt_tiny" / "gates.csv").unlink()
     assert _report(pair_only) == 0
     text = (pair_only / "reports" / "report.md").read_text("utf-8")
@@ -306,7 +306,7 @@ def test_a_student_without_its_teacher_is_reported_as_such(pair_only):
     ],
 )
 def test_sharing_of_something_else_is_refused_in_one_line(pair_only, capsys, spoil, said):
-    spoil(pair_only / "sharing" / "melt_tiny")
+    spoil(pair_only / "evaluations" / "melt_tiny" / "sharing")
     assert _report(pair_only) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
