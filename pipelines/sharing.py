@@ -1,6 +1,6 @@
 """Stage `sharing`: teacher, student and untrained cache sharing, decoded token by token on the same held-out text.
 
-    python -m pipelines.sharing teacher=artifacts/looplm_tiny checkpoint=artifacts/melt_tiny output=evaluations/melt_tiny/sharing
+    python -m pipelines.sharing teacher=artifacts/looplm_tiny checkpoint=artifacts/melt_tiny
 
 The counterpart of the MELT paper's table 5, in perplexity and recall. Every strategy reads a prompt at once and then
 the rest of the window one token at a time, as it would when generating. The targets are those of `fixed_targets` at
