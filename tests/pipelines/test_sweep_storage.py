@@ -14,11 +14,13 @@ from sqlite3 import dbapi2
 import pytest
 from filelock import FileLock
 
-from pipelines.config import StageError
+from pipelines.config import StageError, TrackingConfig
+from pipelines.ledger import open_run
 from pipelines.sweeping import launch as launching
 from pipelines.sweeping import storage
 from pipelines.sweeping.launch import launch
 from pipelines.sweeping.options import Options
+from pipelines.sweeping.queue import Queue
 from tests.pipelines import sweeps
 
 NOBODY = 65534
@@ -51,6 +53,16 @@ def refusal(folder: Path, queue: str) -> str:
     assert "\n" not in str(refused.value)
     assert not (folder / "work" / "reports").exists()
     return str(refused.value)
+
+
+def load_everything(folder: Path, queue: str) -> None:
+    """Another user may not be allowed to read this project's code: have all of it imported."""
+    data = {"name": "toy", "digest": "d" * 64}
+    open_run(TrackingConfig(f"sqlite:///{folder}/mlflow.db", "others"), "first", "run", {}, {}, data)
+    plan = sweeps.plan(title="Another")
+    Queue.launch(storage.open_storage(queue), plan).add([(task.cell.name, task.seed) for task in plan.tasks([0])], {})
+    for file in (folder / "work").iterdir():
+        file.chmod(0o666)
 
 
 @contextlib.contextmanager
@@ -100,6 +112,7 @@ def test_a_read_only_one_is_named(folder, file):
     (folder / "queue.journal").touch()
     if file == "mlflow.db":
         queue = str(folder / "work" / "queue.journal")
+    load_everything(folder, queue)
     with read_only(folder, file):
         message = refusal(folder, queue)
     assert str(folder / file) in message
