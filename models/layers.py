@@ -36,10 +36,14 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root-mean-square normalisation over the last axis with a learned gain that starts at 1."""
+    """Root-mean-square normalisation over the last axis with a learned gain that starts at `gain`."""
 
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
+    def __init__(self, width: int, eps: float = 1e-6, gain: float = 1.0) -> None:
+        self.gain = gain
         super().__init__(width, eps=eps)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.gain)
 
 
 class SwiGLU(nn.Module):

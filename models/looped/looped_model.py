@@ -6,7 +6,8 @@ Special here:
 - norms around each branch: `x += N2(Attn(N1(x))); x += N4(MLP(N3(x)))`;
 - every loop has logits, and a gate that says how likely a token leaves after it (`exits`).
 
-Source: Ouro (LoopLM). The weight of the exit entropy and linear maps of unit variance at the start are our assumptions.
+Source: Ouro (LoopLM). Our assumptions: the weight of the exit entropy; at the start, linear maps of unit variance and
+small branches.
 
 Shapes: `B` batch, `T` tokens, `R` loops (the papers' T), `D` width, `H` query heads, `G` key/value heads,
 `K` head width, `V` vocabulary.
@@ -55,6 +56,7 @@ class LoopedConfig(ModelConfig):
     hidden: int = 344  # inner width of the SwiGLU
     rope_theta: float = 10000.0
     norm_eps: float = 1e-6
+    branch_gain: float = 0.1  # of N2 and N4 at the start: loops refine their input instead of replacing it
     exit_entropy: float = 0.1  # beta: weight of the entropy of the exit distribution in the training objective
     exit_threshold: float = 1.0  # inference: leave once exit probabilities add up to this; 1 runs every loop
 
@@ -64,7 +66,7 @@ class LoopedConfig(ModelConfig):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name}={value} must be at least 1")
         require_heads(self.width, self.heads, self.kv_heads)
-        for name in ("rope_theta", "norm_eps"):
+        for name in ("rope_theta", "norm_eps", "branch_gain"):
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
         require(self.exit_entropy >= 0, f"exit_entropy={self.exit_entropy} must be at least 0")
         require(0 < self.exit_threshold <= 1, f"exit_threshold={self.exit_threshold} must be above 0 and at most 1")
@@ -96,10 +98,10 @@ class SandwichLayer(nn.Module):
         self.k_proj = Linear(config.width, config.kv_width)
         self.v_proj = Linear(config.width, config.kv_width)
         self.o_proj = Linear(config.width, config.width)
-        self.attention_out_norm = RMSNorm(config.width, config.norm_eps)  # N2
+        self.attention_out_norm = RMSNorm(config.width, config.norm_eps, config.branch_gain)  # N2
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)  # N3
         self.mlp = SwiGLU(config.width, config.hidden)
-        self.mlp_out_norm = RMSNorm(config.width, config.norm_eps)  # N4
+        self.mlp_out_norm = RMSNorm(config.width, config.norm_eps, config.branch_gain)  # N4
 
     def queries(self, stream: Tensor, cos_sin: CosSin) -> Tensor:
         """`[B, T, D] -> [B, H, T, K]`."""

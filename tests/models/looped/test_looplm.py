@@ -74,7 +74,7 @@ def test_every_loop_is_a_pass_through_gemma2(kv_heads):
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if "norm" in name:
-            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = 1 + 0.3 * torch.randn(parameter.shape, generator=generator)
     reference = gemma(model)
     with torch.no_grad():
         x = model.embedding(tokens())
