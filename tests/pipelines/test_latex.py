@@ -62,6 +62,8 @@ def test_any_text_anywhere_leaves_the_structure():
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is missing: install texlive-latex-recommended")
 def test_it_compiles(tmp_path):
+    if subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True).returncode:
+        pytest.skip("LaTeX is here without booktabs: install texlive-latex-recommended")
     texts = "\n".join(pages.texts(make())["table.tex"] for make in TABLES.values())
     assert compiled(DOCUMENT % texts, tmp_path)
 
