@@ -99,7 +99,9 @@ class Launch:
             self.queue.add(map(_run, missing), {_run(task): found[task.key] for task in missing if task.key in found})
         if tasks:
             done = len(tasks) - len(missing) + len(found)
-            print(f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {self.settings.storage}")
+            print(
+                f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {self.settings.storage}", flush=True
+            )
         self._work()
 
     def _work(self) -> None:
