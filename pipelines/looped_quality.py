@@ -204,11 +204,7 @@ def loops(pairs: Sequence[Pair]) -> Section:
                 gain = loss - losses[role][str(int(loop) - 1)] if loop != "1" else None
                 texts = (number(loss, 4), "–" if gain is None else f"{gain:+.4f}".replace("-", "−"))
                 rows.append([result.label, loop, *(Cell(text, pair.provenance) for text in texts)])
-    ends = " ".join(
-        f"{line.label}: {number(line.points[1], 3)} after the first loop, {number(line.points[max(line.points)], 3)} "
-        "after the last."
-        for line in lines.values()
-    )
+    ends = " ".join(_loops_pay(line) for line in lines.values())
     runs = source(members([pair for pair, _ in measured]))
     caption = (
         "Cross-entropy of the targets of the table above, with the model's head on the state after each loop; no token "
@@ -218,3 +214,14 @@ def loops(pairs: Sequence[Pair]) -> Section:
     figure = draw("loops", [panel], f"Held-out loss by loop. {ends}", caption)
     columns = ("model", "loop", "nats per token", "against the\nloop before")
     return Section("loops", title, (ends, figure, table("Held-out loss by loop", columns, rows, runs, 2)))
+
+
+def _loops_pay(line: Line) -> str:
+    """Whether looping lowers the loss, in words."""
+    first, last = line.points[1], line.points[max(line.points)]
+    best = min(line.points, key=lambda loop: line.points[loop])
+    reading = "Looping lowers it." if last < first else "Looping does not lower it."
+    lowest = (
+        "" if best in (1, max(line.points)) else f" It is lowest after loop {best}, at {number(line.points[best], 3)}."
+    )
+    return f"{line.label}: {number(first, 3)} after the first loop, {number(last, 3)} after the last. {reading}{lowest}"

@@ -179,7 +179,15 @@ def test_loss_by_loop_is_a_row_per_model_and_loop(root):
     text = _text(looped_quality.loops(_load(root)[1]))
     assert "| LoopLM tiny | 2 | 4.2500 | −0.3600 |" in text
     assert f"| MELT tiny | 4 | {math.log(56.1):.4f} |" in text
-    assert "LoopLM tiny: 4.610 after the first loop, 4.007 after the last." in text
+    assert "LoopLM tiny: 4.610 after the first loop, 4.007 after the last. Looping lowers it." in text
+
+
+def test_loops_that_do_not_pay_are_told(pair_only):
+    losses = {"teacher": {"1": 4.1, "2": 4.3, "3": 4.7}, "student": {"1": 4.8, "2": 4.5, "3": 4.9}}
+    write_sharing(pair_only / "evaluations" / "melt_tiny" / "sharing", loop_losses=losses)
+    text = _text(looped_quality.loops(_load(pair_only)[1]))
+    assert "LoopLM tiny: 4.100 after the first loop, 4.700 after the last. Looping does not lower it. MELT" in text
+    assert "4.900 after the last. Looping does not lower it. It is lowest after loop 2, at 4.500." in text
 
 
 def test_gates_have_a_panel_and_a_row_per_layer_and_loop(root):
