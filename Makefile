@@ -17,7 +17,7 @@ help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 run: .venv/installed  ## train, evaluate and compare the default models on the embedded corpus
-	@trap 'trap "" TERM; kill -TERM 0' INT TERM; $(BIN)/dvc repro & wait $$!
+	@trap 'trap "" TERM; kill -TERM 0' INT TERM; $(BIN)/dvc repro report & wait $$!
 	@cat reports/summary.txt
 
 ablation: .venv/installed  ## a small ablation table with verdicts: part of hlr_cycles; Ctrl-C, and again, goes on

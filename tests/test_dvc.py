@@ -7,7 +7,8 @@ import yaml
 
 from models.families import FAMILIES
 from models.presets import PRESETS
-from pipelines.identity import PROJECT, import_closure
+from pipelines.identity import PACKAGES, PROJECT, import_closure
+from pipelines.sweep_file import read_sweep
 
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text("utf-8"))
 PARAMS = yaml.safe_load((PROJECT / "params.yaml").read_text("utf-8"))
@@ -24,7 +25,7 @@ RUN = {  # stage -> the modules it runs, families apart; and the families
 }
 
 
-@pytest.mark.parametrize("stage", list(STAGES["stages"]))
+@pytest.mark.parametrize("stage", list(RUN))
 def test_code_dependencies_are_the_import_closure(stage):
     described = STAGES["stages"][stage]
     described = described.get("do", described)
@@ -32,6 +33,16 @@ def test_code_dependencies_are_the_import_closure(stage):
     module, families = RUN[stage]
     closure = import_closure([f"pipelines.{module}", *families], main=True)
     assert listed == {file.relative_to(PROJECT).as_posix() for file in closure.values()}
+
+
+def test_ablations_depend_on_all_the_code_and_on_their_own_file():
+    assert list(STAGES["stages"]) == [*RUN, "ablations"]
+    stage = STAGES["stages"]["ablations"]
+    assert {*stage["do"]["deps"]} >= {*PACKAGES, "sweeps/${item}.yaml", "sweeps/shared"}
+    assert stage["do"]["outs"] == ["reports/ablations/${item}"]
+    for name in stage["foreach"]:
+        assert (PROJECT / "sweeps" / f"{name}.yaml").is_file()
+        assert read_sweep(PROJECT / "sweeps" / f"{name}.yaml")["stage"] == "pretrain"  # a teacher would be one dep more
 
 
 def test_every_compared_model_is_plotted():

@@ -21,9 +21,9 @@ MODELS = ("transformer_pp_tiny", "mela_tiny", "looplm_tiny", "melt_tiny")
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    """A small copy in which `dvc repro` has run once."""
+    """A small copy in which `dvc repro report` has run once."""
     folder = make_workspace(tmp_path_factory.mktemp("project"))
-    repro = shell("dvc repro", folder)
+    repro = shell("dvc repro report", folder)
     assert repro.returncode == 0, repro.stdout + repro.stderr
     return folder
 
@@ -52,7 +52,7 @@ def test_the_ledger_holds_one_finished_run_per_model(workspace):
 
 
 def test_a_second_repro_does_nothing(workspace):
-    repro = shell("dvc repro", workspace)
+    repro = shell("dvc repro report", workspace)
     assert repro.returncode == 0
     assert "Running stage" not in repro.stdout
     assert "up to date" in repro.stdout
@@ -80,7 +80,7 @@ def test_plots_show(workspace):
 
 def test_an_experiment_reruns_only_the_model_it_changes(workspace):
     shell("git add -A && git commit -q -m results", workspace)
-    ran = shell("dvc exp run -n shorter -S models.mela_tiny.h_cycles=1", workspace)
+    ran = shell("dvc exp run -n shorter -S models.mela_tiny.h_cycles=1 report", workspace)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     started = re.findall(r"Running stage '([^']+)'", ran.stdout)
     assert started == ["pretrain@mela_tiny", "evaluate@mela_tiny", "report"]
@@ -116,9 +116,10 @@ def test_readme_make_targets_exist():
     assert named <= set(targets)
 
 
-def test_dvc_yaml_is_the_default_comparison():
+def test_dvc_yaml_is_the_default_comparison_and_the_ablations():
     stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
-    assert list(stages) == ["tokenize", "pretrain", "distill", "evaluate", "evaluate_student", "sharing", "report"]
+    compared = ["tokenize", "pretrain", "distill", "evaluate", "evaluate_student", "sharing", "report"]
+    assert list(stages) == [*compared, "ablations"]
 
 
 def _readme_commands() -> list[str]:
