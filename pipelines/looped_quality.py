@@ -111,7 +111,10 @@ def _by_context(pair: Pair) -> Table:
         )
         rows.append([f"{n:,}", *(Cell(text, f"{student.provenance}; teacher: {teacher.provenance}") for text in texts)])
     columns = ("teacher", "student", "change", "95 % over\ndocuments", "teacher's\ncache", "student's\ncache")
-    caption = f"Perplexity on the same targets, as in the evaluation. {source([teacher, student])}"
+    caption = (
+        "Perplexity on the same targets, as evaluated: a student reads text in chunks, as it reads a prompt. How "
+        f"it does when it decodes one token at a time is measured apart. {source([teacher, student])}"
+    )
     return table(f"{student.label} against {teacher.label} by context length", ("context", *columns), rows, caption)
 
 
