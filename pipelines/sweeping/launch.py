@@ -92,16 +92,15 @@ class Launch:
 
     def _part(self, tasks: Sequence[Task]) -> None:
         """Queue what is missing of `tasks`, and work until nothing is open."""
+        if not tasks:  # a search would begin to propose before its baseline is queued
+            return
         finished = {(outcome.cell, outcome.seed) for outcome in self.queue.outcomes() if outcome.status == "done"}
         missing = [task for task in tasks if (task.cell.name, task.seed) not in finished]
         found = find(missing, self.tracking)
         with one_line(self.options.where(self.plan.name)):
             self.queue.add(map(_run, missing), {_run(task): found[task.key] for task in missing if task.key in found})
-        if tasks:
-            done = len(tasks) - len(missing) + len(found)
-            print(
-                f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {self.settings.storage}", flush=True
-            )
+        done = len(tasks) - len(missing) + len(found)
+        print(f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {self.settings.storage}", flush=True)
         self._work()
 
     def _work(self) -> None:

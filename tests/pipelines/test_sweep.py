@@ -106,7 +106,9 @@ def test_a_search_runs_its_trials_in_total_and_shows_the_front(folder):
     search = {"space": {"model": {"layers": [1, 2, 3]}}, "objectives": ["ppl/window_mean/1x", "cost"]}
     stated: dict[str, Any] = {"search": search, "n_trials": 5, "verdicts": None, "seeds": 1, "claims": {}}
     launched(folder, sweeps.plan({"layers": [2]}, **stated))
-    assert len(starts(folder)) == 6
+    ran = starts(folder)
+    assert len(ran) == 6
+    assert ran[0] == "layers=2 · seed 0"  # the baseline, which trials are pruned against
     stated["n_trials"] = 6
     launched(folder, sweeps.plan({"layers": [2]}, **stated))
     assert len(starts(folder)) == 1
