@@ -49,7 +49,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
         ConfigError: when there is no such teacher or student, they do not match, or no document is long enough.
         StageError: when their files were altered.
     """
-    torch.set_num_threads(config.execution.threads)
+    torch.set_num_threads(1)  # a token at a time is too little for two, which would wait for each other
     teacher, student = load_as(LoopLM, "teacher", config.teacher), load_as(Melt, "checkpoint", config.checkpoint)
     require_pair(student.config, teacher.config, same_loops=False)
     data, evaluate = TokenData.open(config.data.directory), config.evaluate
