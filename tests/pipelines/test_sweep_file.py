@@ -73,7 +73,7 @@ def test_the_command_line_of_a_cell_is_accepted(shipped):
     found = sweep_from(shipped, read_sweep(SWEEPS / f"{shipped}.yaml"))
     cell = found.table()[-1]
     config = load(cell.command_line(seed=2), SWEEPS.parent)
-    tokens = found.budgets["tiny"].config["pretrain"]["tokens"]
+    tokens = found.budgets["tiny"]["config"]["pretrain"]["tokens"]
     assert (config.seed, config.model_name, config.pretrain.tokens) == (2, cell.preset, tokens)
     assert config.pretrain.context == found.context
 
