@@ -30,6 +30,10 @@ def main() -> None:
     unknown = sorted(set(options.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(BENCHMARKS)}")
+    try:
+        modules = {name: importlib.import_module(f"benchmarks.{name}") for name in options.names or BENCHMARKS}
+    except ModuleNotFoundError as error:
+        parser.error(f"{error.name} is not installed, and is what we are compared with: pip install -e '.[test]'")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     peak = matmul_flops_per_second()
@@ -37,8 +41,8 @@ def main() -> None:
     print(f"matmul peak {peak / 1e9:.1f} GFLOP/s (measured, fp32)\n", flush=True)
     results: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__, "matmul_flops_per_second": peak}
     ratios = []
-    for name in options.names or BENCHMARKS:
-        start, benchmark = time.perf_counter(), importlib.import_module(f"benchmarks.{name}")
+    for name, benchmark in modules.items():
+        start = time.perf_counter()
         results[name] = benchmark.run(peak)
         print(f"{name}: {str(benchmark.__doc__).splitlines()[0]} ({time.perf_counter() - start:.0f} s)")
         for case, measured in results[name].items():

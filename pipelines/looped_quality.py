@@ -78,23 +78,27 @@ def _kept(effect: Change) -> str:
 
 
 def _untrained(pair: Pair) -> list[str]:
-    """The last loop's cache without training, against teacher and student."""
+    """One loop's cache without training, as small as the student's, against teacher and student."""
     if pair.sharing is None:
         return []
-    to_teacher, to_student = (pair.sharing.change("last_loop", base) for base in ("teacher", "student"))
+    return [_shared(pair, pair.sharing, loop) for loop in ("last", "first")]
+
+
+def _shared(pair: Pair, sharing: Sharing, loop: str) -> str:
+    to_teacher, to_student = (sharing.change(f"{loop}_loop", base) for base in ("teacher", "student"))
     apart = to_student.interval is not None and to_student.interval.excludes_zero
     reading = (
         "cannot be told apart from the student on these windows: distillation is not shown to do anything"
         if not apart
         else "is clearly worse than the student on these windows"
         if to_student.value > 0
-        else "is better than the student on these windows: distillation has done harm"
+        else "is better than the student on these windows: this is one cache without any distillation"
     )
-    return [
-        f"{pair.teacher.label} with the last loop's cache for every loop, untrained: perplexity "
-        f"{percent(to_teacher.value)} against a cache per loop ({pair.sharing.limits(to_teacher)}), "
-        f"{percent(to_student.value)} against {pair.student.label}. So sharing without training {reading}."
-    ]
+    return (
+        f"{pair.teacher.label} with the {loop} loop's cache for every loop, untrained: perplexity "
+        f"{percent(to_teacher.value)} against a cache per loop ({sharing.limits(to_teacher)}), "
+        f"{percent(to_student.value)} against {pair.student.label}. So sharing it without training {reading}."
+    )
 
 
 def _by_context(pair: Pair) -> Table:

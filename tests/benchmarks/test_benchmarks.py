@@ -96,6 +96,15 @@ def test_the_last_line_is_json_with_every_ratio(monkeypatch, capsys):
     assert result["prefill"]["one sequence of 64 and of 128 tokens"]["state bytes, long / short"]["met"]
 
 
+def test_a_library_that_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.training", raising=False)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "training"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "transformers is not installed" in capsys.readouterr().err
+
+
 def test_an_unknown_benchmark_is_refused_by_name(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "trainings"])
     with pytest.raises(SystemExit, match="2"):

@@ -90,7 +90,7 @@ def test_every_number_of_a_strategy_carries_where_it_comes_from(root):
 
 def test_the_student_is_held_to_its_promise_with_an_interval_over_windows(root):
     results, (pair,) = _load(root)
-    first, second, sure = looped_quality.sentences(pair, results)
+    first, second, _, sure = looped_quality.sentences(pair, results)
     assert first.startswith("MELT tiny against its teacher LoopLM tiny, decoding 256 tokens after prompts of 256: ")
     assert "perplexity +2.0 % (95 % over 8 windows: +1.2 % to +2.8 %)." in first
     assert first.endswith("it stays within the 5 % that distillation is held to.")
@@ -113,13 +113,14 @@ def test_the_promise_is_judged_in_both_directions(pair_only, student, spread, sa
 
 
 @pytest.mark.parametrize(
-    ("last", "spread", "said"),
-    [(1.3, 0.0, "is clearly worse"), (1.02, 0.2, "cannot be told apart"), (0.9, 0.0, "distillation has done harm")],
+    ("ratio", "spread", "said"),
+    [(1.3, 0.0, "is clearly worse"), (1.02, 0.2, "cannot be told apart"), (0.9, 0.0, "without any distillation")],
 )
-def test_sharing_without_training_is_judged_in_both_directions(pair_only, last, spread, said):
-    _set_loss(pair_only, "last_loop", last, spread)
+@pytest.mark.parametrize(("loop", "place"), [("last_loop", 1), ("first_loop", 2)])
+def test_sharing_without_training_is_judged_in_both_directions(pair_only, loop, place, ratio, spread, said):
+    _set_loss(pair_only, loop, ratio, spread)
     _, (pair,) = _load(pair_only)
-    assert said in looped_quality.findings([pair])[1]
+    assert said in looped_quality.findings([pair])[place]
 
 
 def _set_loss(root: Path, strategy: str, ratio: float, spread: float) -> None:
@@ -139,7 +140,7 @@ def test_one_window_gives_no_interval_and_no_judgement_of_sharing(pair_only):
     windows = pd.read_csv(folder / "windows.csv")
     windows[windows.document == 0].to_csv(folder / "windows.csv", index=False)
     _, (pair,) = _load(pair_only)
-    first, second = looped_quality.findings([pair])
+    first, second, _ = looped_quality.findings([pair])
     assert "one window, so no interval" in first
     assert "cannot be told apart" in second
 
