@@ -49,8 +49,8 @@ TRAINING = (
     "training_flops_per_token",
 )
 MEASURES = ("bits_per_byte", "streaming", "state_bytes", "peak_memory_bytes", "recall")  # logged beside perplexity
-LOGITS = {"cpu": 2**24, "cuda": 2**28}  # logits held at once while scoring
-CALL_TOKENS = {"cpu": 2**12, "cuda": 2**16}  # tokens per call of the model, at most
+LOGITS = {"cpu": 2**25, "cuda": 2**28}  # logits held at once while scoring
+CALL_TOKENS = {"cpu": 2**14, "cuda": 2**16}  # tokens per call of the model, at most
 
 
 def run(config: PipelineConfig) -> dict[str, Any]:
