@@ -15,7 +15,10 @@ from tests.pipelines.settings import PARAMS
 
 BUDGET = {
     "preset": "transformer_pp_tiny",
-    "config": {"pretrain": {"context": 512}, "evaluate": {"contexts": [512], "score_tokens": 128}},
+    "config": {
+        "pretrain": {"context": 512, "batch_size": 4, "tokens": 192 * 4 * 512},
+        "evaluate": {"contexts": [512], "score_tokens": 128},
+    },
 }
 
 
