@@ -7,6 +7,7 @@ answered with the nearest valid name, and relations between fields live in `vali
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -93,6 +94,8 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name}={value!r} must be a mapping")
         return dict(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r} must be a finite number")
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

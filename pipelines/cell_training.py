@@ -196,7 +196,7 @@ def _train(training: CellTraining, cell: Cell, identity: dict[str, str], role: R
         run = open_run(
             config.tracking,
             cell.run_key(),
-            name=role.name or f"{config.model_name}-seed{config.seed}",
+            name=role.name or f"{config.model_name}-seed{config.seed}-{identity['fingerprint'][:8]}",
             tags=tags,
             params=_params(training),
             data={"name": config.data.corpus, "digest": data.digest},

@@ -133,8 +133,8 @@ class EvaluateConfig(Config):
 
     def validate(self) -> None:
         require(
-            bool(self.contexts) and list(self.contexts) == sorted(set(self.contexts)),
-            f"contexts={list(self.contexts)} must be increasing lengths",
+            bool(self.contexts) and list(self.contexts) == sorted(set(self.contexts)) and self.contexts[0] > 0,
+            f"contexts={list(self.contexts)} must be increasing lengths of at least 1",
         )
         require(
             0 < self.score_tokens <= self.contexts[0],
@@ -226,7 +226,7 @@ class PipelineConfig(Config):
     execution: ExecutionConfig
 
     def validate(self) -> None:
-        require(self.seed >= 0, f"seed={self.seed} must be at least 0")
+        require(0 <= self.seed < 2**63, f"seed={self.seed} must be at least 0 and below 2**63")
         twice = sorted(self.models.keys() & self.students.keys())
         require(
             not twice, f"{', '.join(twice)}: in models and in students; a model is pretrained or distilled, not both"

@@ -26,6 +26,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipelines.config import StageError, StoppedError, TrackingConfig
+from pipelines.files import atomic_path
 
 BATCH = 1000  # metrics in one request, at most
 KEY = "run.key"  # tag
@@ -144,6 +145,9 @@ def find_run(tracking: TrackingConfig, run_id: str) -> Run | None:
 def connect(tracking: TrackingConfig) -> tuple[MlflowClient, Experiment]:
     """A client and the experiment, both made when missing. Several processes may come at the same moment."""
     with one_line("open", tracking.uri), _alone(tracking.uri) as file, warnings.catch_warnings(action="ignore"):
+        if file is not None and not file.exists():
+            with atomic_path(file) as partial:  # every table or no ledger: MLflow cannot go on with a part of them
+                MlflowClient(f"sqlite:///{partial}").search_experiments(max_results=1)
         artifacts = None if file is None else (file.parent / "mlartifacts").as_uri()
         client = MlflowClient(tracking.uri)  # it warns about the libraries it uses
         return client, _experiment(client, tracking.experiment, artifacts)

@@ -169,6 +169,16 @@ def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
     return sorted(results, key=lambda result: (not result.full, not result.local, result.name))
 
 
+def comparable(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Those evaluated on the windows that most were evaluated on, and the others: no table can hold both."""
+    windows = [json.dumps(result.evaluation["windows"], sort_keys=True) for result in results]
+    usual = max(windows, key=windows.count)
+    groups: tuple[list[Result], list[Result]] = ([], [])
+    for result, each in zip(results, windows, strict=True):
+        groups[each != usual].append(result)
+    return groups
+
+
 def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
     """Trained models no evaluation speaks of: a report leaves them out."""
     trained = sorted(path.parent for path in artifacts.glob("*/metrics.json"))

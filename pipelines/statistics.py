@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+ROUNDING = 1e-9  # relative differences below it are none
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -60,9 +62,13 @@ def paired(differences: ArrayLike) -> Paired:
 
 
 def differences_to(values: ArrayLike, baseline: int) -> np.ndarray:
-    """`values [..., C, S]` (cells, seeds) minus the baseline cell of the same seed; the baseline's own row is NaN."""
+    """`values [..., C, S]` (cells, seeds) minus the baseline cell of the same seed; the baseline's own row is NaN.
+
+    What differs by rounding alone is equal: the same run on two machines is no effect.
+    """
     v = np.asarray(values, dtype=float)
-    d = v - v[..., baseline : baseline + 1, :]
+    base = v[..., baseline : baseline + 1, :]
+    d = np.where(np.isclose(v, base, rtol=ROUNDING, atol=0), 0.0, v - base)
     d[..., baseline, :] = np.nan
     return d
 

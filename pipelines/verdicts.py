@@ -14,7 +14,7 @@ The rules, fixed before a table is run:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ import numpy as np
 from models.configuration import Config, require
 from pipelines.outcomes import Outcomes, lower_is_better
 from pipelines.power import detectable_effect, seeds_needed
-from pipelines.statistics import differences_to, holm, paired, sequential_p, spending
+from pipelines.statistics import Paired, differences_to, holm, paired, sequential_p, spending
 
 LEAST_SEEDS = 3
 LOOKS = (3, 5, 8, 12, 20)  # where seeds are added step by step and nothing else is stated
@@ -118,11 +118,13 @@ def judge(outcomes: Outcomes, measure: str, baseline: str, rules: Rules) -> list
     pairs = np.isfinite(differences).sum(axis=1)
     differences[[bool(note) for note in notes]] = np.nan
     tests = paired(differences)
-    p = sequential_p(differences, rules.looks) if rules.looks else tests.p
-    adjusted = _over_table(np.where(tests.n >= rules.least, p, np.nan), own)
+    p = _at_every_look(differences, rules, lambda pairs: pairs.p)
+    enough = tests.n >= rules.least
+    adjusted = _over_table(np.where(enough, p, np.nan), own)
     unsettled = max(1, len(values) - 1 - int((adjusted < rules.alpha).sum()))
     smallest = (rules.smallest_effect or 0.0) * abs(_mean(values[own]))
-    equivalent = _over_table(tests.within(smallest), own) < rules.alpha
+    small = _at_every_look(differences, rules, lambda pairs: pairs.within(smallest))
+    equivalent = _over_table(np.where(enough, small, np.nan), own) < rules.alpha
 
     def effect(i: int, cell: str) -> Effect:
         n, mean, sd, note = int(tests.n[i]), float(tests.mean[i]), float(tests.sd[i]), notes[i]
@@ -163,6 +165,11 @@ def allocate(effects: Sequence[Effect], rules: Rules) -> list[tuple[str, int]]:
     """
     undecided = sorted((e for e in effects if e.verdict == "needs more seeds"), key=lambda e: e.more_seeds)
     return [(e.cell, next(look for look in rules.looks if look > e.seeds)) for e in undecided]
+
+
+def _at_every_look(differences: np.ndarray, rules: Rules, test: Callable[[Paired], np.ndarray]) -> np.ndarray:
+    """A test's p-value, valid however often the table was looked at."""
+    return sequential_p(differences, rules.looks, test) if rules.looks else test(paired(differences))
 
 
 def _over_table(p: np.ndarray, baseline: int) -> np.ndarray:

@@ -140,6 +140,21 @@ def test_processes_that_come_together_make_one_ledger(tmp_path):
     assert query(tmp_path, "select count(*), count(distinct run_uuid) from metrics") == [(60, 3)]
 
 
+def test_a_kill_while_the_ledger_is_made_leaves_no_part_of_it(tmp_path, monkeypatch):
+    file = tmp_path / "mlflow.db"
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.ledger.MlflowClient.search_experiments", stop)
+        with pytest.raises(KeyboardInterrupt):
+            opened(TrackingConfig(f"sqlite:///{file}", "tests"))
+    assert not file.exists()
+    opened(TrackingConfig(f"sqlite:///{file}", "tests"))
+    assert file.exists()
+
+
 def _open_and_record(tracking: TrackingConfig, key: str, folder: Path) -> None:
     os.chdir(folder)
     run = opened(tracking, key)

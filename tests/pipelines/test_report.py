@@ -315,6 +315,20 @@ def test_a_model_without_evaluation_is_left_out_aloud(tmp_path, capsys, monkeypa
     assert "Mela tiny" not in captured.out
 
 
+def test_a_model_evaluated_on_other_windows_is_left_out_aloud(tmp_path, capsys):
+    for name in ("mela_tiny", "transformer_pp_tiny", "transformer_pp_tiny_window"):
+        write_model(tmp_path, name)
+    file = tmp_path / "evaluations" / "mela_tiny" / "metrics.json"
+    metrics = json.loads(file.read_text())
+    file.write_text(json.dumps(metrics | {"windows": metrics["windows"] | {"count": 1, "documents": 1}}))
+    documents = tmp_path / "evaluations" / "mela_tiny" / "documents.parquet"
+    pd.read_parquet(documents).query("document == 0").to_parquet(documents, index=False)
+    assert report.main(_arguments(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert f"left out: {tmp_path / 'evaluations' / 'mela_tiny'} scored other windows" in captured.err
+    assert "Mela tiny" not in captured.out
+
+
 def test_only_report_errors_are_the_users(tmp_path):
     with pytest.raises(ReportError, match="dvc repro"):
         load_results(tmp_path, tmp_path)

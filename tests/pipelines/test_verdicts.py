@@ -56,6 +56,15 @@ def test_an_effect_shown_to_be_smaller_than_of_interest_needs_no_more_seeds():
     assert not verdicts({"tiny": tiny})["tiny"].equivalent
 
 
+@pytest.mark.parametrize("third", [np.nan, 51.001])
+def test_nothing_is_shown_to_be_small_below_three_seeds(third):
+    tiny = np.array([50.001, 53.002, third, np.nan, np.nan])
+    base = np.array([50.0, 53.0, 51.0, np.nan, np.nan])
+    named = {"base": {PPL: base}, "tiny": {PPL: tiny}}
+    _, effect = judge(outcomes(named), PPL, "base", Rules(smallest_effect=0.02))
+    assert effect.equivalent == np.isfinite(third)
+
+
 def test_no_verdict_below_three_seeds():
     effect = verdicts({"early": [49, 52, np.nan, np.nan, np.nan]})["early"]
     assert (effect.verdict, effect.more_seeds, effect.seeds) == ("needs more seeds", 1, 2)
