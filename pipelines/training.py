@@ -55,9 +55,9 @@ class StopSignal:
         self.deferred = False
 
     def __call__(self, number: int, _: Any) -> None:
-        if not self.deferred or self.received is not None:
+        again, self.received = self.received is not None, number  # a library may swallow what is raised here
+        if again or not self.deferred:
             raise StoppedError(f"stopped by {signal.Signals(number).name}", number)
-        self.received = number
 
     @contextmanager
     def installed(self) -> Iterator[StopSignal]:

@@ -106,8 +106,23 @@ class Heart:
                 return
 
 
-def work(settings: Settings) -> None:
-    """Take and run until the queue holds nothing open.
+class Stop:
+    """A signal as an exception, and remembered: where a library swallows that, the worker stops after its run."""
+
+    received: int | None = None
+
+    def __call__(self, number: int, _: Any) -> None:
+        self.received = number
+        self.check()
+
+    def check(self) -> None:
+        """Raise `StoppedError` after a signal."""
+        if self.received is not None:
+            raise StoppedError(f"stopped by {signal.Signals(self.received).name}", self.received)
+
+
+def work(settings: Settings, stop: Stop | None = None) -> None:
+    """Take and run until the queue holds nothing open, or `stop` has received a signal.
 
     Raises:
         StageError: when the code is not the one the sweep was launched with.
@@ -118,6 +133,8 @@ def work(settings: Settings) -> None:
     queue = Queue(open_storage(settings.storage), settings.study, settings.retries, lease.Watch(settings.patience))
     plan, parent = queue.plan, None if settings.stay else os.getppid()
     while True:
+        if stop is not None:
+            stop.check()
         queue.tend()
         attempt = queue.take()
         if attempt is not None:
@@ -189,13 +206,9 @@ def _require_same_code(plan: Plan, task: Task) -> None:
 def main() -> int:
     from pipelines.command import guarded
 
-    settings = Settings.load(sys.stdin.read())
-    signal.signal(signal.SIGTERM, _stop)
-    return guarded(lambda: work(settings))
-
-
-def _stop(number: int, _: Any) -> None:
-    raise StoppedError(f"stopped by {signal.Signals(number).name}", number)
+    settings, stop = Settings.load(sys.stdin.read()), Stop()
+    signal.signal(signal.SIGTERM, stop)
+    return guarded(lambda: work(settings, stop))
 
 
 if __name__ == "__main__":
