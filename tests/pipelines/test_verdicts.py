@@ -65,6 +65,15 @@ def test_nothing_is_shown_to_be_small_below_three_seeds(third):
     assert effect.equivalent == np.isfinite(third)
 
 
+def test_equivalence_pays_for_its_looks():
+    tiny = BASE + np.array([0.9, -0.5, 0.7, -0.3, 0.5])
+    bound = 0.02  # of the baseline's mean
+    plain = paired(tiny - BASE).within(bound * BASE.mean())
+    assert 0.4 * 0.05 < plain < 0.05  # enough in one look, not for the 2 of 5 seeds' share of the last of two
+    assert verdicts({"tiny": tiny}, Rules(smallest_effect=bound))["tiny"].equivalent
+    assert not verdicts({"tiny": tiny}, Rules(smallest_effect=bound, looks=(3, 5)))["tiny"].equivalent
+
+
 def test_no_verdict_below_three_seeds():
     effect = verdicts({"early": [49, 52, np.nan, np.nan, np.nan]})["early"]
     assert (effect.verdict, effect.more_seeds, effect.seeds) == ("needs more seeds", 1, 2)
