@@ -57,7 +57,12 @@ class StopSignal:
     def __call__(self, number: int, _: Any) -> None:
         again, self.received = self.received is not None, number  # a library may swallow what is raised here
         if again or not self.deferred:
-            raise StoppedError(f"stopped by {signal.Signals(number).name}", number)
+            self.check()
+
+    def check(self) -> None:
+        """Raise `StoppedError` after a signal."""
+        if self.received is not None:
+            raise StoppedError(f"stopped by {signal.Signals(self.received).name}", self.received)
 
     @contextmanager
     def installed(self) -> Iterator[StopSignal]:

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from models.configuration import ConfigError, config_from
 from pipelines.config import BusyError, ExecutionConfig, StageError, StoppedError, TrackingConfig
@@ -28,6 +28,9 @@ from pipelines.sweeping.plan import Local, Plan, Task, code_of, modules_of
 from pipelines.sweeping.queue import Attempt, Queue, Result
 from pipelines.sweeping.search import propose
 from pipelines.sweeping.storage import open_storage
+
+if TYPE_CHECKING:
+    from pipelines.training import StopSignal
 
 POLL = 1.0  # seconds between looks at a queue where nothing waits
 RUN_CELL = "pipelines.sweeping.run_cell:run_cell"
@@ -106,22 +109,7 @@ class Heart:
                 return
 
 
-class Stop:
-    """A signal as an exception, and remembered: where a library swallows that, the worker stops after its run."""
-
-    received: int | None = None
-
-    def __call__(self, number: int, _: Any) -> None:
-        self.received = number
-        self.check()
-
-    def check(self) -> None:
-        """Raise `StoppedError` after a signal."""
-        if self.received is not None:
-            raise StoppedError(f"stopped by {signal.Signals(self.received).name}", self.received)
-
-
-def work(settings: Settings, stop: Stop | None = None) -> None:
+def work(settings: Settings, stop: StopSignal | None = None) -> None:
     """Take and run until the queue holds nothing open, or `stop` has received a signal.
 
     Raises:
@@ -205,10 +193,11 @@ def _require_same_code(plan: Plan, task: Task) -> None:
 
 def main() -> int:
     from pipelines.command import guarded
+    from pipelines.training import StopSignal  # Lightning takes seconds to import
 
-    settings, stop = Settings.load(sys.stdin.read()), Stop()
-    signal.signal(signal.SIGTERM, stop)
-    return guarded(lambda: work(settings, stop))
+    settings = Settings.load(sys.stdin.read())
+    with StopSignal().installed() as stop:
+        return guarded(lambda: work(settings, stop))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pipelines.config import StoppedError
 from pipelines.sweeping import worker as working
 from pipelines.sweeping.queue import Queue, Result
 from pipelines.sweeping.storage import open_storage
-from pipelines.sweeping.worker import Job, Settings, Stop, work
+from pipelines.sweeping.worker import Job, Settings, work
 from pipelines.training import StopSignal
 from tests.pipelines import sweeps
 
@@ -28,14 +28,11 @@ def swallow(job: Job) -> Result:
 def test_a_worker_stops_after_the_run_that_swallowed_its_signal(tmp_path, monkeypatch):
     monkeypatch.setattr(working, "_require_same_code", lambda plan, task: None)
     where, plan = str(tmp_path / "queue.journal"), sweeps.plan()
-    queue, stop = Queue.launch(open_storage(where), plan), Stop()
+    queue = Queue.launch(open_storage(where), plan)
     queue.add([("layers=1", seed) for seed in range(3)], {})
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        with pytest.raises(StoppedError, match="stopped by SIGTERM"):
-            work(Settings(where, plan.study, sweeps.local(tmp_path), runner=f"{__name__}:swallow", stay=True), stop)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    settings = Settings(where, plan.study, sweeps.local(tmp_path), runner=f"{__name__}:swallow", stay=True)
+    with StopSignal().installed() as stop, pytest.raises(StoppedError, match="stopped by SIGTERM"):
+        work(settings, stop)
     assert [outcome.status for outcome in queue.outcomes()].count("done") == 1
     assert queue.open() == 2
 
