@@ -85,10 +85,13 @@ def measures_table(title: str, effects: Mapping[str, Sequence[Effect]], rules: R
     rows = [
         [Cell(cell), *(_both(measure, found[i]) for measure, found in effects.items())] for i, cell in enumerate(cells)
     ]
-    caption = (
-        f"In brackets the difference to the baseline with its {100 * (1 - rules.alpha):g} % interval for this cell and "
-        "measure alone, uncorrected: for reading, not for verdicts."
+    several = any(np.isfinite(effect.low) for found in effects.values() for effect in found)
+    interval = (
+        f" with its {100 * (1 - rules.alpha):g} % interval for this cell and measure alone, uncorrected"
+        if several
+        else " (one seed has no interval)"
     )
+    caption = f"In brackets the difference to the baseline{interval}: for reading, not for verdicts."
     return table(title, ["cell", *effects], rows, caption)
 
 

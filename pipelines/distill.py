@@ -27,7 +27,7 @@ from pipelines.cell_training import CellTraining, train_cell
 from pipelines.config import PipelineConfig
 from pipelines.data import TokenData
 from pipelines.files import sha256_file
-from pipelines.model_folder import load_as
+from pipelines.model_folder import load_as, require_tokenizer
 from pipelines.role import ALONE, Role
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Distill(CellTraining):
         alone = distill.phase2_steps == 0 or distill.alignment == 0
         one_by_one = distill.every_loop or (distill.interpolation and distill.phase1_steps > 0) or not alone
         require_pair(model, self.teacher.config, one_by_one)
+        require_tokenizer("teacher", self.config.teacher, self.data)
         require(
             model.chunk is None or model.chunk <= distill.context,
             f"model.chunk={model.chunk} must be at most distill.context={distill.context}; null trains without chunks",

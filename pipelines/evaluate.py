@@ -4,7 +4,8 @@
 
 Reads the model folder that `pretrain` wrote and the tokens it was trained on. Writes, in `output`, `contexts.csv`
 (perplexity per control, protocol and context), `positions.csv` (perplexity by position), `documents.parquet` (losses
-per document) and, last, `metrics.json`. Every number but those under `timing` is the same in every run.
+per document), `summary.json` (what `dvc metrics show` lists) and, last, `metrics.json`. Every number but those under
+`timing` is the same in every run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pipelines.measurement import decode_speed, measured_state_bytes, peak_memor
 from pipelines.protocol import PROTOCOLS
 from pipelines.recall_evaluation import evaluate_recall
 
-METRICS = "metrics.json"
+METRICS, SUMMARY = "metrics.json", "summary.json"
 TRAINING = (
     "model",
     "seed",
@@ -174,8 +175,11 @@ def _write(output: Path, name: str, evaluation: Evaluation, metrics: dict[str, A
         "documents.parquet": evaluation.document_rows(),
     }
     with ExitStack() as files:  # closes in reverse: the first file entered is the last to appear
-        text = json.dumps(metrics, indent=2, allow_nan=False) + "\n"
-        files.enter_context(atomic_path(output / METRICS)).write_text(text, "utf-8")
+        plain = {protocol: metrics[protocol]["on"] for protocol in PROTOCOLS}
+        summary = plain | {"bits_per_byte": metrics["bits_per_byte"]}
+        for file, content in {METRICS: metrics, SUMMARY: summary}.items():
+            text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+            files.enter_context(atomic_path(output / file)).write_text(text, "utf-8")
         for file, rows in tables.items():
             table = pd.DataFrame([{"model": name} | row for row in rows])
             path = files.enter_context(atomic_path(output / file))
@@ -224,10 +228,11 @@ def _summary(metrics: dict[str, Any], output: Path) -> str:
         return " -> ".join(f"{curve[n]:.2f}" for n in dict.fromkeys((first, last)))
 
     lengths = " -> ".join(f"{n:,}" for n in dict.fromkeys(map(int, (first, last))))
+    controls = ", ".join(control for control in metrics["fixed_targets"] if control != "on")
     return (
         f"evaluate: {metrics['model']} at {lengths} tokens: perplexity {ends('fixed_targets')} on the same targets, "
-        f"{ends('window_mean')} window mean; {windows['count']} windows of {windows['documents']} documents, "
-        f"controls {', '.join(metrics['fixed_targets'])}; {metrics['timing']['seconds']:.0f} s -> {output}"
+        f"{ends('window_mean')} window mean; {windows['count']} windows of {windows['documents']} documents; "
+        f"{f'memory also {controls}; ' if controls else ''}{metrics['timing']['seconds']:.0f} s -> {output}"
     )
 
 

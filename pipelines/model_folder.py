@@ -10,6 +10,8 @@ from models.configuration import require
 from models.language_model import CausalLM
 from models.serialization import CheckpointError
 from pipelines.config import StageError
+from pipelines.data import TokenData
+from pipelines.files import sha256_file
 
 Model = TypeVar("Model", bound=CausalLM)
 
@@ -31,3 +33,15 @@ def load_as(kind: type[Model], field: str, folder: str | None) -> Model:
     require(isinstance(model, kind), f"{field}={folder} is a {model.config.family}, not a {kind.__name__.lower()}")
     assert isinstance(model, kind)
     return model.eval()
+
+
+def require_tokenizer(field: str, folder: str | None, data: TokenData) -> None:
+    """`ConfigError` when the tokenizer beside the weights in `folder` is not that of `data`; `field` names the folder.
+
+    A folder without one (a model of bytes, or imported without) shows its vocabulary size only.
+    """
+    for file in Path(str(folder)).glob("tokenizer.*"):
+        require(
+            sha256_file(file) == data.index["tokenizer"]["sha256"],
+            f"{field}={folder} was trained with another tokenizer than {data.directory}: its {file.name} differs",
+        )

@@ -5,7 +5,8 @@
 The counterpart of the MELT paper's table 5, in perplexity and recall. Every strategy reads a prompt at once and then
 the rest of the window one token at a time, as it would when generating. The targets are those of `fixed_targets` at
 the shortest context of `evaluate`; recall is MQAR, its facts being the prompt. Teacher and student are also scored
-after every loop. Writes, in `output`, `windows.csv` (the loss of every window under every strategy) and `metrics.json`.
+after every loop. Writes, in `output`, `windows.csv` (the loss of every window under every strategy), `summary.json`
+(what `dvc metrics show` lists) and, last, `metrics.json`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from pipelines.data import TokenData
 from pipelines.evaluation import HeldOut
 from pipelines.files import write_json, write_text
 from pipelines.identity import commit
-from pipelines.model_folder import load_as
+from pipelines.model_folder import load_as, require_tokenizer
 from pipelines.protocol import summarise
 from pipelines.recall import Recall, mqar
 from pipelines.recall_evaluation import VALUES, task_symbols, without
 
-METRICS, WINDOWS = "metrics.json", "windows.csv"
+METRICS, SUMMARY, WINDOWS = "metrics.json", "summary.json", "windows.csv"
 PAIRS = 8  # facts of the recall task
 ROWS = 64  # of the recall task
 
@@ -54,6 +55,8 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     require_pair(student.config, teacher.config, same_loops=False)
     data, evaluate = TokenData.open(config.data.directory), config.evaluate
     data.require_vocab(teacher.config.vocab_size)
+    for field in ("teacher", "checkpoint"):
+        require_tokenizer(field, getattr(config, field), data)
     context, scored = evaluate.contexts[0], evaluate.score_tokens
     require(scored < context, f"evaluate.score_tokens={scored} must leave a prompt in evaluate.contexts[0]={context}")
     text = HeldOut(data.documents("held_out"), data.token_bytes)
@@ -98,6 +101,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
         for window, loss in zip(windows, each, strict=True)
     ]
     write_text(output / WINDOWS, "\n".join(["strategy,document,start,loss", *rows, ""]))
+    write_json(output / SUMMARY, {"decoded": {name: result["perplexity"] for name, result in results.items()}})
     write_json(output / METRICS, metrics)
     print(f"sharing: {len(results)} strategies on {len(windows)} windows -> {output}")
     return metrics

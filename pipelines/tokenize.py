@@ -41,10 +41,9 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     """
     started = time.monotonic()
     data, directory = config.data, Path(config.data.directory)
+    tokenizer, corpus = open_tokenizer(data), open_corpus(data)
     with _only_one(directory, Path(config.execution.checkpoints)) as name, _progress() as progress:
         task = progress.add_task("reading the corpus", total=None)
-        tokenizer = open_tokenizer(data)
-        corpus = open_corpus(data)
         facts = survey(corpus, data.documents, data.held_out)
         work = Path(config.execution.checkpoints) / f"{name}-{_digest(data)}"
         work.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ os.environ.update(
     DVC_NO_ANALYTICS="1",
     TOKENIZERS_PARALLELISM="false",
     MPLBACKEND="Agg",
+    GOMP_SPINCOUNT="1000",
 )
 
 import pytest

@@ -61,9 +61,12 @@ def test_a_second_repro_does_nothing(workspace):
 def test_metrics_show_lists_perplexity_per_model_and_context(workspace):
     shown = json.loads(shell("dvc metrics show --json", workspace).stdout)[""]["data"]
     for model in MODELS:
-        data = shown[f"evaluations/{model}/metrics.json"]["data"]
-        assert set(data["fixed_targets"]["on"]) == {"64", "128"}
-        assert set(data["window_mean"]["on"]) == {"64", "128"}
+        data = shown[f"evaluations/{model}/summary.json"]["data"]
+        assert {name: set(by_context) for name, by_context in data.items()} == {
+            name: {"64", "128"} for name in ("fixed_targets", "window_mean", "bits_per_byte")
+        }
+    decoded = shown["evaluations/melt_tiny/sharing/summary.json"]["data"]["decoded"]
+    assert {"teacher", "student", "last_loop"} <= set(decoded)
 
 
 def test_student_teacher_and_untrained_sharing_are_scored_side_by_side(workspace):

@@ -1,5 +1,9 @@
 """The suite's own settings hold: they are what other tests silently rely on."""
 
+import os
+import subprocess
+import sys
+
 import torch
 
 
@@ -13,3 +17,11 @@ def test_memory_nobody_wrote_is_nan():
 
 def test_tests_run_on_one_thread():
     assert torch.get_num_threads() == 1
+
+
+def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise():
+    said = "import sys, pipelines; assert 'torch' not in sys.modules; import os; print(os.environ['GOMP_SPINCOUNT'])"
+    for told, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"} | told
+        ran = subprocess.run([sys.executable, "-c", said], env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == expected

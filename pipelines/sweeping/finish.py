@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from itertools import chain
+from math import isfinite
 from pathlib import Path
 
-from mlflow.entities import Metric, RunTag
+from mlflow.entities import RunTag
 from rich.console import Console
 
 from pipelines.config import StageError, TrackingConfig
-from pipelines.ledger import connect, one_line, open_run
+from pipelines.ledger import Run, connect, one_line, open_run
 from pipelines.sweeping import pages
 from pipelines.sweeping.ablation import Ablation
 from pipelines.sweeping.ledger import CELL_KEY, entry_of
-from pipelines.sweeping.plan import Local, Plan
+from pipelines.sweeping.plan import Plan
 from pipelines.sweeping.queue import Queue
-from pipelines.sweeping.run_cell import local_of, tags
+from pipelines.sweeping.run_cell import tags
 from pipelines.sweeping.search import trials
 
 MOST_NAMED = 5  # failed runs named in the last line
@@ -47,8 +46,8 @@ def collect(plan: Plan, queue: Queue) -> Ablation:
     )
 
 
-def finish(plan: Plan, queue: Queue, local: Local) -> None:
-    """Write, show and record the table.
+def finish(plan: Plan, queue: Queue, tracking: TrackingConfig, parent: Run) -> None:
+    """Write, show and record the table; `parent` is the ledger's run of the whole sweep.
 
     Raises:
         StageError: when runs failed, naming them.
@@ -56,17 +55,15 @@ def finish(plan: Plan, queue: Queue, local: Local) -> None:
     ablation = collect(plan, queue)
     page = pages.write(ablation, pages.ABLATIONS / plan.name)
     _print(ablation)
-    tracking = local_of(plan, plan.task(plan.sweep.cells()[0], 0), local).tracking
-    parent = queue.parent()
-    if parent:
-        _record(ablation, tracking, parent, page.parent)
-        _refer(plan, ablation, tracking, parent)
+    _record(ablation, tracking, parent, page.parent)
+    _refer(plan, ablation, tracking, parent.run_id)
     print(page)
     failed = ablation.failed
     if failed:
         named = [f"{each.cell} · seed {each.seed} ({each.reason})" for each in failed[:MOST_NAMED]]
         more = f" and {len(failed) - MOST_NAMED} more" if len(failed) > MOST_NAMED else ""
         raise StageError(f"{len(failed)} of {len(ablation.outcomes)} runs failed: {'; '.join(named)}{more}")
+    parent.finish()
 
 
 def _print(ablation: Ablation) -> None:
@@ -79,21 +76,20 @@ def _print(ablation: Ablation) -> None:
         console.print(table.caption, style="dim", markup=False, highlight=False)
 
 
-def _record(ablation: Ablation, tracking: TrackingConfig, parent: str, folder: Path) -> None:
+def _record(ablation: Ablation, tracking: TrackingConfig, parent: Run, folder: Path) -> None:
     """Mean, interval and verdict of every cell as metrics and tags of the parent run, the table as its artifact."""
-    client, _ = connect(tracking)
-    now, metrics, verdicts = int(time.time() * 1000), [], []
+    metrics, verdicts = {}, []
     for effect in ablation.effects(ablation.measures[0]):
-        name = "".join(c if c.isalnum() or c in "-._ " else "_" for c in effect.cell)
+        name = "".join(c if c.isalnum() or c in "-._" else "_" for c in effect.cell)
         numbers = {"mean": effect.mean, "difference": effect.difference, "low": effect.low, "high": effect.high}
-        metrics.append([Metric(f"{kind}/{name}", value, now, 0) for kind, value in numbers.items() if value == value])
+        metrics |= {f"{kind}/{name}": value for kind, value in numbers.items() if isfinite(value)}
         verdicts.append(RunTag(f"verdict.{name}"[:250], effect.text))
+    parent.record([(0, metrics)], correct=True)
+    client, _ = connect(tracking)
     with one_line("write to", tracking.uri):
         for start in range(0, len(verdicts), BATCH):
-            part = slice(start, start + BATCH)
-            client.log_batch(parent, metrics=list(chain(*metrics[part])), tags=verdicts[part])
-        client.log_artifacts(parent, str(folder), "table")
-        client.set_terminated(parent, "FAILED" if ablation.failed else "FINISHED")
+            client.log_batch(parent.run_id, tags=verdicts[start : start + BATCH])
+        client.log_artifacts(parent.run_id, str(folder), "table")
 
 
 def _refer(plan: Plan, ablation: Ablation, tracking: TrackingConfig, parent: str) -> None:

@@ -77,18 +77,17 @@ class Launch:
         self.settings = Settings(where, plan.study, local, options.retries, runner, n_trials=plan.sweep.n_trials)
         self.tracking = local_of(plan, plan.task(plan.sweep.cells()[0], 0), local).tracking
         tags = {"table": plan.name, "study": plan.study}
-        parent = open_parent(self.tracking, plan.study, plan.sweep.title, tags, next(iter(plan.data.values())))
-        self.queue.parent(parent.run_id)
+        self.parent = open_parent(self.tracking, plan.study, plan.sweep.title, tags, next(iter(plan.data.values())))
+        self.queue.parent(self.parent.run_id)
 
     def run(self) -> None:
-        sweep = self.plan.sweep
-        self._part(self.plan.tuning_tasks())
-        tuning = self._tuned()
-        tasks = self.plan.tasks(range(sweep.seeds), tuning)
-        self._part(tasks)
-        if self.options.budget_hours is not None:
-            self._allocate(tuning, 3600 * self.options.budget_hours)
-        finish(self.plan, self.queue, self.local)
+        with self.parent.running():
+            self._part(self.plan.tuning_tasks())
+            tuning = self._tuned()
+            self._part(self.plan.tasks(range(self.plan.sweep.seeds), tuning))
+            if self.options.budget_hours is not None:
+                self._allocate(tuning, 3600 * self.options.budget_hours)
+            finish(self.plan, self.queue, self.tracking, self.parent)
 
     def _part(self, tasks: Sequence[Task]) -> None:
         """Queue what is missing of `tasks`, and work until nothing is open."""

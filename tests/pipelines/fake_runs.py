@@ -68,6 +68,7 @@ def _fail(how: str) -> NoReturn:
         "exception": ValueError("shapes do not fit"),
         "memory": MemoryError("8 GiB cannot be allocated"),
         "mistake": ConfigError("width=3 must be even"),
+        "interrupted": KeyboardInterrupt(),
     }[how]
 
 

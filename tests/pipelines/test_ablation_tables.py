@@ -90,6 +90,14 @@ def test_other_measures_come_with_intervals_and_without_verdicts(ablation):
     assert found["no_gate & more_100%"][2:] == ["2.00 KiB (−2.00 KiB)", "2.00M"]
 
 
+@pytest.mark.parametrize(("seeds", "speaks_of_intervals"), [(1, False), (3, True)])
+def test_a_caption_speaks_of_intervals_where_there_are_some(seeds, speaks_of_intervals):
+    arms = outcomes({"full": {PPL: BASE[:seeds]}, "other": {PPL: BASE[:seeds] + np.arange(1, seeds + 1)}})
+    caption = measures_table("All", {PPL: judge(arms, PPL, "full", RULES)}, RULES).caption
+    assert ("95 % interval" in caption) == speaks_of_intervals
+    assert ("one seed has no interval" in caption) != speaks_of_intervals
+
+
 def test_claims_stand_beside_the_papers_figures():
     cells = rows("full", "no gate", "no attention")
     stated = {

@@ -186,6 +186,13 @@ def test_an_altered_teacher_is_refused(small, token_folder, teacher, tmp_path):
         Distill(small(teacher=str(folder)), TokenData.open(token_folder)).require_fit()
 
 
+def test_a_teacher_of_another_tokenizer_is_refused(small, token_folder, teacher, tmp_path):
+    folder = Path(shutil.copytree(teacher, tmp_path / "other"))
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"teacher=.*other was trained with another tokenizer"):
+        Distill(small(teacher=str(folder)), TokenData.open(token_folder)).require_fit()
+
+
 @pytest.mark.parametrize(
     ("distill", "message"),
     [

@@ -23,7 +23,7 @@ from tests.pipelines.settings import settings
 from tests.pipelines.token_data import write_token_data
 from tests.pipelines.trainings import query
 
-FILES = ["contexts.csv", "documents.parquet", "metrics.json", "positions.csv"]
+FILES = ["contexts.csv", "documents.parquet", "metrics.json", "positions.csv", "summary.json"]
 pytestmark = pytest.mark.usefixtures("ledger_file")
 TINY = {"vocab_size": 257, "width": 16, "heads": 2, "layers": 1, "hidden": 16}  # a byte and the separator each
 
@@ -77,6 +77,9 @@ def test_files_say_the_same_and_repeat(data: TokenData, tmp_path: Path, capsys: 
     assert sorted(file.name for file in folder.iterdir()) == FILES
     assert json.loads((folder / "metrics.json").read_text("utf-8")) == metrics
     assert metrics["fingerprint"] == "f" * 64
+    summary = {protocol: metrics[protocol]["on"] for protocol in ("window_mean", "fixed_targets")}
+    summary["bits_per_byte"] = metrics["bits_per_byte"]
+    assert json.loads((folder / "summary.json").read_text("utf-8")) == summary
     contexts = pd.read_csv(folder / "contexts.csv")
     assert list(contexts.columns) == ["model", "context", "window_mean", "fixed_targets"]
     for row in contexts.to_dict("records"):

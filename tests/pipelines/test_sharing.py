@@ -164,3 +164,10 @@ def test_missing_models_are_refused_by_name(token_folder, tmp_path, folders, cha
 def test_a_student_in_the_teachers_place_is_refused(token_folder, tmp_path, folders):
     with pytest.raises(ConfigError, match=r"teacher=.* is a melt, not a looplm"):
         run(token_folder, tmp_path / "out", **folders | {"teacher": folders["checkpoint"]})
+
+
+@pytest.mark.parametrize("field", ["teacher", "checkpoint"])
+def test_a_model_of_another_tokenizer_is_refused(token_folder, tmp_path, folders, field):
+    Path(folders[field], "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"{field}=.* was trained with another tokenizer"):
+        run(token_folder, tmp_path / "out", **folders)

@@ -89,6 +89,32 @@ def test_a_failed_cell_is_named_and_run_again_alone(folder):
     assert starts(folder) == [f"layers=2 · seed {seed}" for seed in range(3)]
 
 
+def test_the_ledger_says_how_a_sweep_ended_and_has_its_numbers_once(folder):
+    (folder / "bad.txt").write_text("layers=2: interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        launched(folder, sweeps.plan())
+    assert ended(folder) == ("KILLED", "KeyboardInterrupt: ")
+    (folder / "bad.txt").write_text("layers=2")
+    with pytest.raises(StageError):
+        launched(folder, sweeps.plan(), retries=0)
+    assert ended(folder) == ("FAILED", "StageError: 3 of 6 runs failed: layers=2 · seed 0 (the loss is NaN at step 3)")
+    (folder / "bad.txt").unlink()
+    launched(folder, sweeps.plan(), retries=0)
+    launched(folder, sweeps.plan(), retries=0)
+    assert ended(folder) == ("FINISHED", None)
+    means = query(folder, "select key, count(*) from metrics where key like 'mean/%' group by key")
+    assert means == [("mean/layers_1", 1), ("mean/layers_2", 1)]
+
+
+def ended(folder: Path) -> tuple[str, str | None]:
+    """Status and first reason of the run of the whole sweep."""
+    runs = query(folder, "select r.run_uuid, r.status from runs r join tags t using (run_uuid) where t.key = 'table'")
+    assert len(runs) == 1
+    run_id, status = runs[0]
+    reasons = query(folder, f"select value from tags where key = 'reason' and run_uuid = '{run_id}'")
+    return status, reasons[0][0].split(";")[0] if reasons else None
+
+
 def test_nuisance_values_are_chosen_on_their_own_seed_and_kept(folder):
     budget = sweeps.BUDGET | {"nuisance": {"pretrain": {"lr": [1.0, 2.0, 3.0]}}}
     plan = sweeps.plan(tune=True, budgets={"tiny": budget})
