@@ -20,7 +20,7 @@ from models.looped.looplm import LoopLMState
 from models.looped.melt import MeltState
 from models.transformer import TransformerState
 
-CONTEXT, BATCHES, TOKENS, REPEATS = 8192, (1, 8), 32, 7
+CONTEXT, BATCHES, TOKENS, REPEATS = 8192, (1, 8), 32, 15
 SHAPE: dict[str, Any] = {"width": 128, "layers": 2, "heads": 4, "hidden": 344, "vocab_size": 2048}
 LOOPS = 4
 

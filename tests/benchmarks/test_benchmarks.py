@@ -59,6 +59,17 @@ def test_looped_and_unlooped_run_as_many_layers_and_the_head_once_per_loop():
     assert looped["head"] == looped_training.LOOPS * unlooped["head"]
 
 
+def test_the_counterpart_predicts_after_every_so_many_layers():
+    _, model = looped_training.pair(SMALL | {"layers": 2})
+    inputs, targets = torch.randint(64, (2, 2, 8))
+    blocks, shallower = model.blocks, []
+    found = looped_training.loss_after_every(2, model, inputs, targets)
+    for depth in (2, 4, 6, 8):
+        model.blocks = blocks[:depth]
+        shallower.append(model.cross_entropy(inputs, targets))
+    torch.testing.assert_close(found, torch.stack(shallower).mean())
+
+
 @pytest.mark.parametrize("name", ["melt", "looplm", "transformer_pp"])
 def test_decoding_starts_behind_a_full_cache_and_writes_in_place(monkeypatch, name):
     monkeypatch.setattr(decode, "CONTEXT", 40)
