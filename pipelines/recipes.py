@@ -1,7 +1,8 @@
 """What choosing a preset sets besides the model: the recipe a paper reports, for models that only need the hardware.
 
 Merged over `params.yaml` and under the command line: `python -m pipelines.distill teacher=artifacts/ouro_1b4
-model=melt_1b6` runs the paper's two phases on 8 GPUs, and `distill.lr=1e-5` still changes one of its values.
+model=melt_1b6 data.vocab_size=49152` runs the paper's two phases on 8 GPUs, once there are tokens of the teacher's
+tokenizer, and `distill.lr=1e-5` still changes one of its values.
 """
 
 from __future__ import annotations

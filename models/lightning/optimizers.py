@@ -1,7 +1,8 @@
 """Optimizers and learning-rate schedule of pretraining.
 
 Special here:
-- AdamW decays matrices only; norms, scalars and learned initial states are left alone;
+- AdamW decays the matrices of linear maps and embeddings only; norms, biases, scales and learned initial states are
+  left alone;
 - Muon orthogonalises the momentum of hidden matrices with the project's own Newton-Schulz, fp32 on every device;
 - both live in one optimizer, so that one schedule, one clipping and one checkpoint serve either.
 
@@ -28,18 +29,17 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer `name` (`adamw` or `muon`) over the parameters of `model`.
 
-    Matrices are parameters with two axes or more. Muon takes those that are neither an embedding nor the output head;
-    AdamW takes the rest, and decays its matrices.
+    Muon takes the matrices of linear maps, the output head apart; AdamW takes the rest, and decays its matrices.
     """
-    named = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ends = {id(module.weight) for key, module in model.named_modules() if _is_end(key, module)}
-    hidden = [p for _, p in named if name == "muon" and p.ndim == 2 and id(p) not in ends]
-    taken = {id(p) for p in hidden}
-    rest = [p for _, p in named if id(p) not in taken]
+    matrices = ends | {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    taken = matrices - ends if name == "muon" else set()
+    rest = [p for p in parameters if id(p) not in taken]
     groups: list[dict[str, Any]] = [
-        {"params": hidden, "lr": muon_lr, "muon": True},
-        {"params": [p for p in rest if p.ndim >= 2], "lr": lr, "muon": False},
-        {"params": [p for p in rest if p.ndim < 2], "lr": lr, "muon": False, "weight_decay": 0.0},
+        {"params": [p for p in parameters if id(p) in taken], "lr": muon_lr, "muon": True},
+        {"params": [p for p in rest if id(p) in matrices], "lr": lr, "muon": False},
+        {"params": [p for p in rest if id(p) not in matrices], "lr": lr, "muon": False, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     return MuonAdamW(groups, lr=lr, betas=(betas[0], betas[1]), weight_decay=weight_decay)

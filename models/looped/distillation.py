@@ -1,8 +1,8 @@
 """From a LoopLM teacher to a MELT student: what the two phases minimise, over whole sequences, chunk by chunk.
 
 Special here:
-- the frozen teacher runs chunk by chunk beside the student, with its caches, so that no more than one chunk of its
-  states is held;
+- the frozen teacher runs chunk by chunk beside the student, with its caches; of a sequence only the states after each
+  loop are kept, so that each loop's predictions are compared once and one gradient of the head is held per loop;
 - phase 1 interpolates `KV = a * KV_melt + (1 - a) * KV_base`, where KV_base are the teacher's keys and values **of the
   same loop**, for all tokens so far: a=0 is the teacher, a=1 is MELT. The loss is the divergence from the teacher's
   predictions, averaged over all loops;
@@ -123,22 +123,19 @@ def distill(student: Melt, teacher: LoopLM, tokens: Tensor, objective: Objective
     config = student.config
     rows, state = [Chunks()] * config.layers, teacher.init_state(len(tokens))
     compared = slice(None) if objective.every_loop else slice(-1, None)
-    divergences, alignments, gates = [], [], []
+    ours, theirs, alignments, gates = [], [], [], []
     for chunk in student.chunks(tokens):
         share = chunk.shape[1] / tokens.shape[1]
         trace, teacher_trace = Trace(), Trace()
         with torch.no_grad():
-            teacher_states = teacher.extend_states(chunk, state, teacher_trace)
+            theirs.append(teacher.extend_states(chunk, state, teacher_trace)[compared])
         base = Base(base_rows(state, config.groups), objective.weight) if objective.weight < 1 else None
-        states = student.run_chunk(chunk, rows, base, trace)
-        divergences += [
-            share * divergence(student, teacher, ours, theirs)
-            for ours, theirs in zip(states[compared], teacher_states[compared], strict=True)
-        ]
+        ours.append(student.run_chunk(chunk, rows, base, trace)[compared])
         if objective.alignment > 0:
             alignments.append(share * alignment(trace.attended, teacher_trace.attended))
         gates.append(share * _moments(trace.gates))
-    by_loop = torch.stack(divergences).unflatten(0, (len(gates), -1)).sum(0)
+    loops = zip(_whole(ours), _whole(theirs), strict=True)
+    by_loop = torch.stack([divergence(student, teacher, *states) for states in loops])
     apart = torch.stack(alignments).sum() if alignments else by_loop.new_zeros(())
     loss = by_loop.mean() + objective.alignment * apart
     moments = torch.stack(gates).sum(0).view(config.loops - 1, config.layers, 2)
@@ -148,6 +145,11 @@ def distill(student: Melt, teacher: LoopLM, tokens: Tensor, objective: Objective
 def divergence(student: Melt, teacher: LoopLM, ours: Tensor, theirs: Tensor) -> Tensor:
     """`KL(teacher || student)` of the predictions from one loop's normed states, each `[B, T, D]`: mean over tokens."""
     return head_losses.distillation(ours.flatten(0, 1), student.head.weight, theirs.flatten(0, 1), teacher.head.weight)
+
+
+def _whole(chunks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """States by chunk and loop, `[B, t, D]`, as sequences by loop, `[B, T, D]`."""
+    return [torch.cat(loop, dim=1) for loop in zip(*chunks, strict=True)]
 
 
 def _moments(gates: Sequence[Tensor]) -> Tensor:

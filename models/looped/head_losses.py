@@ -1,7 +1,8 @@
 """Losses against a vocabulary for states of every loop, without ever holding the logits of every loop.
 
 Special here: logits, loss and gradients of a block of tokens are worked out together, then the logits are dropped. What
-is kept for the backward pass is the gradient of the state and of the head, a thousandth of the logits.
+a call keeps for the backward pass is the gradient of its states `[n, D]` and of the head `[V, D]`; the logits `[n, V]`
+would be more as soon as n exceeds D, so a call should have many tokens: all of a loop.
 
 Shapes: `n` tokens of any arrangement, `D` width, `V` vocabulary.
 """

@@ -161,4 +161,6 @@ class Rate(nn.Linear):
         nn.init.constant_(self.bias, math.log(self.value / (1 - self.value)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).sigmoid()
+        """fp32 or wider: near 1, where a memory lasts long, half precision knows few values."""
+        scores = super().forward(x)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)).sigmoid()

@@ -40,6 +40,18 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(family, name):
         assert all((parameter.ndim >= 2) is (group["weight_decay"] > 0) for parameter in group["params"])
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_what_mela_starts_from_and_scales_by_is_neither_decayed_nor_orthogonalised(name):
+    model = build_model(preset("mela_tiny", vocab_size=31, memstack="learned"))
+    groups = optimizer_of(model, name).param_groups
+    left_alone = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    names = {key for key, parameter in model.named_parameters() if id(parameter) in left_alone}
+    assert {"memory.initial.tokens", "decoder.memstack.scale"} <= names
+    assert sum(key.endswith("neural_memory.initial") for key in names) == 3
+    assert not any(key.endswith("proj.weight") for key in names)
+    assert not any(group["muon"] and group["weight_decay"] == 0 for group in groups)
+
+
 def test_muon_takes_the_hidden_matrices_and_nothing_else():
     model = model_of()
     groups = optimizer_of(model, "muon").param_groups

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.mela.inner_loss import descend, read
-from models.mela.neural_memory import NeuralMemory, unit
+from models.mela.neural_memory import NeuralMemory, Rate, unit
 from models.mela.newton_schulz import newton_schulz
 
 
@@ -184,6 +184,18 @@ def test_memories_are_full_precision_under_autocast():
     assert state.weights.dtype == state.momentum.dtype == torch.float32
     exact, _ = memory(x, memory.init_state(2), writes=3)
     assert (y - exact).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("score", [5.0, 7.0, 9.0])
+def test_a_long_retention_is_not_rounded_under_autocast(score):
+    rate = Rate(8, 1, value=0.5)
+    nn.init.constant_(rate.bias, score)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        retention = rate(torch.zeros(1, 8))
+    retention.sum().backward()
+    exact = torch.tensor(score).sigmoid()
+    torch.testing.assert_close(1 - retention, (1 - exact).expand(1, 1), rtol=0.01, atol=0)
+    torch.testing.assert_close(rate.bias.grad, (exact * (1 - exact)).expand(1), rtol=0.02, atol=0)
 
 
 def test_the_noop_gate_leaves_memory_alone_below_its_threshold():
