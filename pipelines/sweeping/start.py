@@ -12,11 +12,13 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from models.configuration import config_from, require
+from pipelines.command import explain
 from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
 from pipelines.sweep_file import SWEEPS, SweepFile, sweep_from
 from pipelines.sweeping.options import Options
@@ -59,7 +61,7 @@ def start(config: DictConfig, arguments: Sequence[str], loader: ConfigLoader, la
 
     told = [*arguments, "worker=true", f"study={plan.study}"]
     elsewhere = choices["hydra/launcher"] != "basic"
-    jobs = (lambda: launcher.launch([told] * stated.options.workers, initial_job_idx=0)) if elsewhere else None
+    jobs = (lambda: _finished(launcher, [told] * stated.options.workers)) if elsewhere else None
     launch(plan, stated.local, stated.options, jobs)
 
 
@@ -70,8 +72,13 @@ def job(config: DictConfig) -> None:
     name = study.rpartition("-")[0] if study else str(config.hydra.runtime.choices["sweep"])
     storage = stated.options.where(name)
     found = study or latest_study(open_storage(storage), name)
-    trials = stated.values.get("n_trials")
-    work(Settings(storage, found, stated.local, stated.options.retries, stay=True, n_trials=trials))
+    work(Settings(storage, found, stated.local, stated.options.retries, stay=True))
+
+
+def _finished(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Run jobs until all have ended; one line for each that failed: Hydra keeps what a job raises to itself."""
+    failed = [job for job in launcher.launch(jobs, initial_job_idx=0) if job.status != JobStatus.COMPLETED]
+    return [f"a worker failed: {explain(job._return_value)}" for job in failed]
 
 
 @dataclass(frozen=True)

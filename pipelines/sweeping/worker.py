@@ -69,7 +69,6 @@ class Settings:
     runner: str = RUN_CELL
     stay: bool = False  # go on when the process that started this one ends
     patience: float = lease.PATIENCE
-    n_trials: int | None = None  # of a search, in total
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -127,7 +126,7 @@ def work(settings: Settings, stop: StopSignal | None = None) -> None:
         attempt = queue.take()
         if attempt is not None:
             _run(queue, attempt, plan, queue.task(plan, attempt), settings.local, runner, parent)
-        elif plan.sweep.search and (proposal := propose(plan.sweep, queue, settings.n_trials or 0)):
+        elif plan.sweep.search and (proposal := propose(plan.sweep, queue)):
             name, choices = proposal
             queue.add([(name, 0)], {}, choices)
         elif queue.open():
