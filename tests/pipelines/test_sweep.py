@@ -246,6 +246,11 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "baseline": (["+sweep=gating", "baseline={gate:sometimes}"], "baseline: no cell has gate=sometimes"),
     "claim": (["+sweep=gating", "+claims.x={says: x, lower: {cell: {gate: often}, than: {gate: none}}}"], "gate=often"),
     "model": (["+sweep=gating", "model.h_cycles=3"], "model.h_cycles: the sweep chooses it"),
+    "stated": (["+sweep=gating", "pretrain.lr=1e-3"], "change it there: budgets.tiny.config.pretrain.lr=..."),
+    "devices": (
+        ["+sweep=gating", "execution.devices=2"],
+        "execution.devices=2, execution.nodes=1: a sweep gives every",
+    ),
     "budget hours": (["+sweep=gating", "allocate=true"], "allocate and budget_hours belong together"),
     "no data": (["+sweep=gating", "data.directory=nowhere"], "no token data in nowhere"),
     "nothing launched": (["+sweep=gating", "worker=true"], "was not launched in this storage"),
