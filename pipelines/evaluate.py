@@ -28,6 +28,7 @@ from models import load_model
 from models.configuration import require
 from models.language_model import CausalLM
 from models.serialization import CheckpointError
+from pipelines.addresses import masked
 from pipelines.config import EvaluateConfig, ExecutionConfig, PipelineConfig, StageError, TrackingConfig
 from pipelines.data import TokenData
 from pipelines.evaluation import Evaluation, HeldOut, evaluate_model
@@ -193,7 +194,8 @@ def _record(tracking: TrackingConfig, training: dict[str, Any], metrics: dict[st
 
     run = find_run(tracking, training["run_id"])
     if run is None:
-        print(f"evaluate: the ledger {tracking.uri} has no run {training['run_id']}, so the metrics are in files only")
+        ledger = masked(tracking.uri)
+        print(f"evaluate: the ledger {ledger} has no run {training['run_id']}, so the metrics are in files only")
         return
     run.record([(training["steps"], logged(metrics))], correct=True)
     run.record([(training["steps"], _flat(metrics["timing"]))])

@@ -25,6 +25,7 @@ from mlflow.entities import Dataset, DatasetInput, Experiment, Metric, Param, Ru
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
+from pipelines.addresses import masked
 from pipelines.config import StageError, StoppedError, TrackingConfig
 from pipelines.files import atomic_path
 
@@ -95,7 +96,7 @@ class Run:
             self._client.set_tag(self.run_id, "reason", reason[:1000])
             self._client.set_terminated(self.run_id, status)
         except (MlflowException, SQLAlchemyError, OSError) as error:
-            print(f"the ledger does not know that the run ended: {error}", file=sys.stderr)
+            print(masked(f"the ledger does not know that the run ended: {error}"), file=sys.stderr)
 
 
 def open_run(
@@ -197,8 +198,7 @@ def one_line(what: str, uri: str) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        message = f"cannot {what} the ledger {uri}: {reason}"
-        raise StageError(re.sub(r"//[^/@\s]*@", "//***@", message)) from None
+        raise StageError(masked(f"cannot {what} the ledger {uri}: {reason}")) from None
 
 
 def _allowed(name: str) -> str:

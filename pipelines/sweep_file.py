@@ -128,6 +128,20 @@ class SweepFile(Config):
         base = select(self.table(), self.baseline, "baseline")[0]
         return base.varied(choices)
 
+    def stated(self) -> dict[str, str]:
+        """Where the file states a field of the configuration, as the command line names both; the place that wins."""
+        scale, budget = self.scale, f"budgets.{self.budget}"
+        parts: list[tuple[str, Mapping[str, Any]]] = [
+            ("fixed", self.fixed),
+            (f"{budget}.config", scale.config),
+            *((f"rows.{name}", fields_ or {}) for name, fields_ in self.rows.items()),
+            *((f"{budget}.rows.{name}", fields_ or {}) for name, fields_ in (scale.rows or {}).items()),
+            ("factors", self.factors),
+            ("search.space", self.search.space if self.search else {}),
+            (f"{budget}.nuisance", (scale.nuisance or {}) if self.tune else {}),
+        ]
+        return {path: f"{part}.{path}" for part, nested in parts for path in flatten(nested)}
+
     def tuning_cells(self, cell: Cell) -> list[Cell]:
         """An arm with each combination of nuisance values, to be run with `TUNING_SEED`."""
         grid = flatten(self.scale.nuisance or {})

@@ -7,6 +7,7 @@ where a verdict is open, a search proposes.
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.addresses import masked
 from pipelines.cell_training import CellTraining
 from pipelines.cells import flatten
 from pipelines.config import StageError
@@ -28,34 +30,34 @@ from pipelines.sweeping.options import Options
 from pipelines.sweeping.plan import Local, Plan, Task
 from pipelines.sweeping.queue import Queue
 from pipelines.sweeping.run_cell import find, local_of
-from pipelines.sweeping.search import trials
 from pipelines.sweeping.storage import one_line, open_storage
 from pipelines.sweeping.worker import RUN_CELL, Settings
 from pipelines.verdicts import allocate
 
 TICK = 0.5  # seconds between looks at the queue
-Jobs = Callable[[], Any]
+Jobs = Callable[[], Sequence[str] | None]
 
 
 def launch(plan: Plan, local: Local, options: Options, jobs: Jobs | None = None, runner: str = RUN_CELL) -> None:
     """Run what is missing of a plan, and write its table.
 
     Args:
-        jobs: starts workers by other means than processes of this machine, and returns when they are done.
+        jobs: starts workers by other means than processes of this machine, and returns when they are done, with a line
+            for each that failed.
         runner: what runs a cell, as `module:function`.
     Raises:
         ConfigError: before any run, when a cell cannot be run.
         StageError: when storage, ledger or data cannot be used, or runs failed: after the others and the table.
     """
-    check(plan)
+    check(plan, local)
     Launch(plan, local, options, jobs, runner).run()
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan, local: Local) -> None:
     """Refuse, before anything runs, cells that do not fit their data or this machine."""
     opened: dict[str, TokenData] = {}
     for cell in plan.sweep.cells():
-        config = plan.config(cell, 0)
+        config = plan.config(cell, 0, local)
         folder = config.data.directory
         opened[folder] = opened.get(folder) or TokenData.open(folder, verify=False)
         training_of(plan.sweep.stage)(config, opened[folder]).require_fit()
@@ -74,7 +76,7 @@ class Launch:
         where = options.where(plan.name)
         with one_line(where):
             self.queue = Queue.launch(open_storage(where), plan, options.retries)
-        self.settings = Settings(where, plan.study, local, options.retries, runner, n_trials=plan.sweep.n_trials)
+        self.settings = Settings(where, plan.study, local, options.retries, runner)
         self.tracking = local_of(plan, plan.task(plan.sweep.cells()[0], 0), local).tracking
         tags = {"table": plan.name, "study": plan.study}
         self.parent = open_parent(self.tracking, plan.study, plan.sweep.title, tags, next(iter(plan.data.values())))
@@ -99,31 +101,34 @@ class Launch:
         with one_line(self.options.where(self.plan.name)):
             self.queue.add(map(_run, missing), {_run(task): found[task.key] for task in missing if task.key in found})
         done = len(tasks) - len(missing) + len(found)
-        print(f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {self.settings.storage}", flush=True)
+        print(
+            f"{self.plan.study}: {len(tasks)} runs, {done} of them done; queue {masked(self.settings.storage)}",
+            flush=True,
+        )
         self._work()
 
     def _work(self) -> None:
         """Until nothing is open. Other launches may work on the same queue."""
-        if not self._open():
+        if not self.queue.open():
             return
         if self.jobs:
-            self.jobs()
+            failures = [*(self.jobs() or ())]
+            for failure in failures:
+                print(failure, file=sys.stderr, flush=True)
+            if left := self.queue.open():
+                why = f": {failures[0]}" if failures else ""
+                raise StageError(f"the jobs ended, {left} runs are open{why}")
             return
         workers = self.options.workers
-        crew = Crew(self.settings, workers, Path("runs/sweeps") / self.queue.name, self._open())
+        crew = Crew(self.settings, workers, Path("runs/sweeps") / self.queue.name, self.queue.open())
         with Display(self.queue, workers) as display, crew.working():
-            while self._open():
+            while self.queue.open():
                 display.update()
-                if not crew.tend() and self._open():
-                    raise StageError(f"the workers ended, {self._open()} runs are open: see {crew.folder}")
+                if not crew.tend() and self.queue.open():
+                    raise StageError(f"the workers ended, {self.queue.open()} runs are open: see {crew.folder}")
                 time.sleep(TICK)
             while crew.tend():
                 time.sleep(TICK)
-
-    def _open(self) -> int:
-        """Runs to be finished, those of a search that nobody proposed yet among them."""
-        unproposed = (self.settings.n_trials or 0) - len(trials(self.queue))
-        return self.queue.open() + max(0, unproposed)
 
     def _tuned(self) -> dict[str, dict[str, Any]]:
         """The nuisance values of every cell, chosen once."""
@@ -138,7 +143,7 @@ class Launch:
             scores = [({path: each.overrides[path] for path in grid}, loss[each.name]) for each in tried]
             if not np.isfinite([score for _, score in scores]).any():
                 raise StageError(
-                    f"cell {cell.name!r}: no run of its nuisance grid finished; see {self.settings.storage}"
+                    f"cell {cell.name!r}: no run of its nuisance grid finished; see {masked(self.settings.storage)}"
                 )
             chosen[cell.name] = choose(grid, scores)
         return {cell: each["values"] for cell, each in self.queue.tuning(chosen).items()}

@@ -16,6 +16,7 @@ from mlflow.entities import Metric
 from mlflow.entities import Run as Entry
 from mlflow.exceptions import MlflowException
 
+from pipelines.addresses import masked
 from pipelines.config import StageError, TrackingConfig
 from pipelines.ledger import Run, connect, one_line, open_run
 from pipelines.role import Role
@@ -89,7 +90,8 @@ def entry_of(tracking: TrackingConfig, run_id: str) -> Entry | None:
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
-        raise StageError(f"cannot read the ledger {tracking.uri}: {error.message.splitlines()[0]}") from None
+        reason = error.message.splitlines()[0]
+        raise StageError(masked(f"cannot read the ledger {tracking.uri}: {reason}")) from None
     return entry if entry.info.lifecycle_stage == "active" else None
 
 

@@ -12,7 +12,7 @@ from models.configuration import Config, require
 class Options(Config):
     dry_run: bool = False  # print every cell with its costs, run nothing
     workers: int = 1  # processes, which share execution.threads; with another launcher, its jobs
-    worker: bool = False  # be one more worker of the sweep that was launched last
+    worker: bool = False  # be one more worker of the last launch, of those with open runs if any has
     study: str | None = None  # worker: of this launch instead, as the launch printed it
     storage: str | None = None  # the queue: a journal file or a database URL; null: runs/sweeps/<sweep>.journal
     retries: int = 1  # attempts after the first

@@ -145,21 +145,23 @@ def freeze(name: str, values: Mapping[str, Any], bases: Mapping[str, dict[str, A
     precision = {"precision": configs[0].execution.resolved_precision}  # of this machine, for every worker
     frozen = {preset: {**base, "execution": {**base["execution"], **precision}} for preset, base in bases.items()}
     folders = dict.fromkeys(config.data.directory for config in configs)
-    data = {folder: _data_digest(folder, absent) for folder in folders}
+    data = {folder: data_digest(folder, absent) for folder in folders}
     if unknown.sweep.stage == "distill":
-        data |= {folder: _teacher_digest(folder, absent) for folder in dict.fromkeys(c.teacher for c in configs)}
+        data |= {folder: teacher_digest(folder, absent) for folder in dict.fromkeys(c.teacher for c in configs)}
     families = dict.fromkeys(config.model.family for config in configs)
     code = {family: code_of(unknown.sweep.stage, family) for family in families}
     return replace(unknown, bases=frozen, data=data, code=code)
 
 
-def _data_digest(folder: str, absent: bool) -> str:
+def data_digest(folder: str, absent: bool = False) -> str:
+    """Of token data, as its index states it. Raises `DataError` where there is none, unless it may be `absent`."""
     if absent and not (Path(folder) / INDEX).is_file():
         return "absent"
     return read_index(Path(folder))["digest"]
 
 
-def _teacher_digest(folder: str, absent: bool) -> str:
+def teacher_digest(folder: str, absent: bool = False) -> str:
+    """Of a teacher's weights. Raises `ConfigError` where there are none, unless they may be `absent`."""
     file = Path(folder) / WEIGHTS
     if absent and not file.is_file():
         return "absent"

@@ -10,6 +10,7 @@ step from waiting to running. What would need a second lock is made harmless ins
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,9 @@ from pipelines.sweeping.lease import Watch, mine
 from pipelines.sweeping.plan import Plan, Task
 
 LIVES = 5  # processes that may die over a run before it counts as failed: out of memory, most likely
-PLAN, SWEEP, LOOKS, PARENT, TUNING = "plan", "sweep", "looks", "parent", "tuning"  # attributes of a study
+# attributes of a study
+PLAN, SWEEP, LOOKS, PARENT, TUNING = "plan", "sweep", "looks", "parent", "tuning"
+LAUNCHED, TRIALS = "launched", "trials"  # when, in seconds since 1970, and how many runs of a search: the last launch's
 
 STATUS: dict[TrialState, Status] = {
     TrialState.WAITING: "queued",
@@ -102,6 +105,8 @@ class Queue:
         if PLAN not in queue.study.user_attrs:
             queue.study.set_user_attr(PLAN, json.dumps(asdict(plan)))
             queue.study.set_user_attr(SWEEP, plan.name)
+        queue.study.set_user_attr(TRIALS, plan.sweep.n_trials or 0)
+        queue.study.set_user_attr(LAUNCHED, time.time())
         return queue
 
     @property
@@ -184,8 +189,20 @@ class Queue:
                 self._enqueue(run, len(attempts), attempts[-1].launch, None, attempts[-1].choices)
 
     def open(self) -> int:
-        """Runs that are neither finished nor failed for good."""
-        return sum(not self._closed(attempts) for attempts in self.history().values())
+        """Runs that are neither finished nor failed for good, those of a search that nobody proposed yet among them."""
+        runs = self.history().values()
+        proposed = sum(attempts[-1].choices is not None for attempts in runs)
+        return sum(not self._closed(attempts) for attempts in runs) + max(0, self.n_trials - proposed)
+
+    @property
+    def n_trials(self) -> int:
+        """Runs of a search in total, as its last launch stated."""
+        return self.study.user_attrs.get(TRIALS, 0)
+
+    @property
+    def launched(self) -> float:
+        """When it was launched last, in seconds since 1970."""
+        return self.study.user_attrs.get(LAUNCHED, 0.0)
 
     def outcomes(self) -> list[Outcome]:
         """Every run as a table sees it."""
@@ -271,11 +288,12 @@ class Queue:
 
 
 def latest_study(storage: BaseStorage, sweep: str) -> str:
-    """The study of a sweep that was launched last; `ConfigError` when there is none."""
+    """The study of a sweep that was launched last, of those with open runs if any has; `ConfigError` without one."""
     found = [study for study in storage.get_all_studies() if study.user_attrs.get(SWEEP) == sweep]
     if not found:
         raise ConfigError(f"sweep {sweep!r} was not launched in this storage: run it without worker=true first")
-    return found[-1].study_name
+    queues = [Queue(storage, study.study_name) for study in found]
+    return max(queues, key=lambda queue: (queue.open() > 0, queue.launched)).name
 
 
 def _attempt(trial: FrozenTrial) -> Attempt:

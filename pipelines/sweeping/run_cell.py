@@ -19,14 +19,15 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
+from models.configuration import ConfigError
 from pipelines.cells import ROW, flatten
-from pipelines.config import BusyError, PipelineConfig, TrackingConfig
+from pipelines.config import BusyError, PipelineConfig, StageError, TrackingConfig
 from pipelines.files import write_json
 from pipelines.role import Role
 from pipelines.sweeping.ledger import CELL_CODE, CELL_KEY, finished_runs, mark_finished, own_run
-from pipelines.sweeping.plan import Local, Plan, Task
+from pipelines.sweeping.plan import Local, Plan, Task, data_digest, teacher_digest
 from pipelines.sweeping.queue import Result
-from pipelines.sweeping.worker import Job, PrunedError
+from pipelines.sweeping.worker import Job, PrunedError, StaleError
 
 CELLS = Path("runs/cells")
 FILE = "cell.json"
@@ -40,6 +41,7 @@ def run_cell(job: Job) -> Result:
     Raises:
         BusyError: when another process is at it.
         PrunedError: when its held-out loss is worse than the pruner allows.
+        StaleError: when the data or the teacher here is not what the run is known by.
         ConfigError, StageError: as the stages raise them.
     """
     folder = CELLS / job.task.key[:16]
@@ -97,6 +99,7 @@ def _run(job: Job, folder: Path) -> Result:
 
     plan, task = job.plan, job.task
     config = plan.config(task.cell, task.seed, local_of(plan, task, job.local))
+    _require_same_data(plan, config)
     model = folder / "model"
     role = Role(f"{task.cell.name} seed {task.seed}", tags(plan, task, job.parent), _validated(job, config))
     stage = importlib.import_module(f"pipelines.{plan.sweep.stage}")
@@ -118,6 +121,23 @@ def _run(job: Job, folder: Path) -> Result:
     write_json(folder / FILE, {"key": task.key, "table": plan.name, "label": task.label, "result": asdict(result)})
     shutil.rmtree(model)  # its weights stay with the checkpoints
     return result
+
+
+def _require_same_data(plan: Plan, config: PipelineConfig) -> None:
+    """Files may have been replaced since the launch, and another machine may have had others all along."""
+    read = {"data.directory": (config.data.directory, data_digest)}
+    if plan.sweep.stage == "distill":
+        read["teacher"] = config.teacher, teacher_digest
+    for field, (folder, digest_of) in read.items():
+        try:
+            here = digest_of(folder)
+        except (ConfigError, StageError) as error:
+            raise StaleError(f"{plan.study} cannot be run here: {error}") from None
+        if here != plan.data[folder]:
+            raise StaleError(
+                f"{field}={folder} holds {here[:8]}, {plan.study} was launched with {plan.data[folder][:8]}: "
+                "put that back, or launch the sweep again"
+            )
 
 
 def _validated(job: Job, config: PipelineConfig) -> Any:

@@ -21,11 +21,11 @@ from pipelines.sweeping.queue import Attempt, Queue
 TRIES = 20  # proposals of known choices before one is accepted
 
 
-def propose(sweep: SweepFile, queue: Queue, n_trials: int) -> tuple[str, dict[str, Any]] | None:
-    """Name and choices of the next trial; None when there are `n_trials` already."""
+def propose(sweep: SweepFile, queue: Queue) -> tuple[str, dict[str, Any]] | None:
+    """Name and choices of the next trial; None when all of them are proposed."""
     assert sweep.search is not None
     known = trials(queue)
-    if len(known) >= n_trials:
+    if len(known) >= queue.n_trials:
         return None
     levels = flatten(sweep.search.space)
     space: dict[str, BaseDistribution] = {path: CategoricalDistribution(each) for path, each in levels.items()}

@@ -12,11 +12,15 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from models.configuration import config_from, require
+from pipelines.cells import flatten
+from pipelines.command import explain
 from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
 from pipelines.sweep_file import SWEEPS, SweepFile, sweep_from
 from pipelines.sweeping.options import Options
@@ -28,6 +32,7 @@ from pipelines.verdicts import LOOKS
 
 SECTIONS = [field.name for field in fields(PipelineConfig)]
 FIELDS = [field.name for field in fields(SweepFile) if field.name != "name"]
+HERE = ("basic", "joblib", "submitit_local")  # launchers whose jobs share this machine
 CHOSEN = "the sweep chooses it: give it as factors, rows or fixed, such as +fixed.model.layers=2, or seeds=5"
 
 
@@ -59,7 +64,7 @@ def start(config: DictConfig, arguments: Sequence[str], loader: ConfigLoader, la
 
     told = [*arguments, "worker=true", f"study={plan.study}"]
     elsewhere = choices["hydra/launcher"] != "basic"
-    jobs = (lambda: launcher.launch([told] * stated.options.workers, initial_job_idx=0)) if elsewhere else None
+    jobs = (lambda: _finished(launcher, [told] * stated.options.workers)) if elsewhere else None
     launch(plan, stated.local, stated.options, jobs)
 
 
@@ -70,8 +75,13 @@ def job(config: DictConfig) -> None:
     name = study.rpartition("-")[0] if study else str(config.hydra.runtime.choices["sweep"])
     storage = stated.options.where(name)
     found = study or latest_study(open_storage(storage), name)
-    trials = stated.values.get("n_trials")
-    work(Settings(storage, found, stated.local, stated.options.retries, stay=True, n_trials=trials))
+    work(Settings(storage, found, stated.local, stated.options.retries, stay=True))
+
+
+def _finished(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Run jobs until all have ended; one line for each that failed: Hydra keeps what a job raises to itself."""
+    failed = [job for job in launcher.launch(jobs, initial_job_idx=0) if job.status != JobStatus.COMPLETED]
+    return [f"a worker failed: {explain(job._return_value)}" for job in failed]
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,20 @@ def _read(config: DictConfig) -> Stated:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     options = config_from(Options, {field.name: plain[field.name] for field in fields(Options)}, "options")
     execution = config_from(ExecutionConfig, plain["execution"], "execution")
-    shared = replace(execution, threads=max(1, execution.threads // options.workers))
+    require(
+        execution.devices * execution.nodes == 1,
+        f"execution.devices={execution.devices}, execution.nodes={execution.nodes}: a sweep gives every run one "
+        "device; start more workers instead: workers=2",
+    )
+    require(
+        not execution.rerun,
+        "execution.rerun=true: a sweep runs every cell and seed once, and what is finished stays; replicates=2 runs "
+        "each once more",
+    )
+    launcher = config.hydra.runtime.choices["hydra/launcher"]
+    alone = launcher not in HERE or (options.worker and launcher == "basic")
+    sharing = 1 if alone else options.workers
+    shared = replace(execution, threads=max(1, execution.threads // sharing))
     local = Local(config_from(TrackingConfig, plain["tracking"], "tracking"), shared)
     return Stated({name: plain[name] for name in FIELDS if name in plain}, options, local)
 
@@ -104,6 +127,7 @@ def _freeze(stated: Stated, name: str, arguments: Sequence[str], loader: ConfigL
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         path = override.key_or_group
         require(path not in ("model", "seed") and not path.startswith("model."), f"{path}: {CHOSEN}")
+        _require_effect(override, sweep)
     bases = {}
     for preset in dict.fromkeys(cell.preset for cell in sweep.table()):
         overrides = [*arguments, f"model={preset}"]
@@ -111,3 +135,13 @@ def _freeze(stated: Stated, name: str, arguments: Sequence[str], loader: ConfigL
         plain: Any = OmegaConf.to_container(composed, resolve=False)
         bases[preset] = {section: plain[section] for section in SECTIONS}
     return freeze(name, values, bases, absent=stated.options.dry_run)
+
+
+def _require_effect(override: Override, sweep: SweepFile) -> None:
+    """Refuse to set a field that every cell, or some, would set again."""
+    path, value, places = override.key_or_group, override.value(), sweep.stated()
+    for field in flatten({path: value}) if isinstance(value, dict) else [path]:
+        require(
+            field not in places,
+            f"{field}: the sweep states it, and that wins; change it there: {places.get(field)}=...",
+        )

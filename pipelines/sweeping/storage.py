@@ -22,6 +22,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from sqlalchemy.exc import SQLAlchemyError
 
 from models.configuration import ConfigError
+from pipelines.addresses import masked
 from pipelines.config import StageError
 
 PATIENCE = 60.0  # seconds another process may take to append its line
@@ -66,15 +67,14 @@ def open_storage(where: str) -> BaseStorage:
 @contextmanager
 def one_line(where: str) -> Iterator[None]:
     """Errors of a storage as one line; passwords in URLs are not shown."""
-    shown = re.sub(r"//[^/@\s]*@", "//***@", where)
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f"storage={shown}: {error}") from None
+        raise ConfigError(masked(f"storage={where}: {error}")) from None
     except (StorageInternalError, SQLAlchemyError, OSError, JSONDecodeError) as error:
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        raise StageError(f"storage={shown} cannot be used: {reason}") from None
+        raise StageError(masked(f"storage={where} cannot be used: {reason}")) from None
 
 
 def _database(url: str) -> BaseStorage:

@@ -69,7 +69,6 @@ class Settings:
     runner: str = RUN_CELL
     stay: bool = False  # go on when the process that started this one ends
     patience: float = lease.PATIENCE
-    n_trials: int | None = None  # of a search, in total
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -113,7 +112,7 @@ def work(settings: Settings, stop: StopSignal | None = None) -> None:
     """Take and run until the queue holds nothing open, or `stop` has received a signal.
 
     Raises:
-        StageError: when the code is not the one the sweep was launched with.
+        StageError: when the code or the data here is not what the sweep was launched with.
         StoppedError: after a signal, the run given back.
     """
     module, _, name = settings.runner.partition(":")
@@ -127,7 +126,7 @@ def work(settings: Settings, stop: StopSignal | None = None) -> None:
         attempt = queue.take()
         if attempt is not None:
             _run(queue, attempt, plan, queue.task(plan, attempt), settings.local, runner, parent)
-        elif plan.sweep.search and (proposal := propose(plan.sweep, queue, settings.n_trials or 0)):
+        elif plan.sweep.search and (proposal := propose(plan.sweep, queue)):
             name, choices = proposal
             queue.add([(name, 0)], {}, choices)
         elif queue.open():
@@ -161,8 +160,8 @@ def _run(
         except (StoppedError, KeyboardInterrupt, SystemExit):
             queue.fail(attempt, "released", "its worker was stopped")
             raise
-        except StaleCodeError:
-            queue.fail(attempt, "released", "its worker runs other code")
+        except StaleError as error:
+            queue.fail(attempt, "released", str(error))
             raise
         except BusyError as error:
             queue.fail(attempt, "released", str(error))
@@ -177,15 +176,15 @@ def _run(
             queue.finish(attempt, result, result.values[judged])
 
 
-class StaleCodeError(StageError):
-    """The code changed after the sweep was launched."""
+class StaleError(StageError):
+    """The code or the data here is not what the sweep was launched with."""
 
 
 def _require_same_code(plan: Plan, task: Task) -> None:
     family = plan.config(task.cell, task.seed).model.family
     stage = plan.sweep.stage
     if not plan.code[family] == code_of(stage, family) == code_digest(modules_of(stage, family)):
-        raise StaleCodeError(
+        raise StaleError(
             f"the code of {family} changed since {plan.study} was launched: launch the sweep again; "
             "finished cells that the change does not concern are kept"
         )

@@ -23,7 +23,7 @@ def finish(folder: Path, plan: Plan) -> None:
     (folder / "seconds.txt").write_text("0")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(launch, "check", lambda plan: None)
+        patch.setattr(launch, "check", lambda plan, local: None)
         patch.setattr(worker, "_require_same_code", lambda plan, task: None)
         local, options = sweeps.local(folder, f"sqlite:///{folder}/mlflow.db"), Options()
         runner = "tests.pipelines.fake_runs:run"
@@ -64,7 +64,7 @@ def _without_training(folder: Path, runner: str) -> None:
     from pipelines.sweeping import launch, start, worker
 
     sweep.SWEEPS = start.SWEEPS = folder / "sweeps"
-    launch.check = lambda plan: None
+    launch.check = lambda plan, local: None
     worker._require_same_code = lambda plan, task: None
     importlib.import_module(runner.partition(":")[0])
     original = launch.Launch

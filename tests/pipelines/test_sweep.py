@@ -16,7 +16,7 @@ from pipelines.sweep_file import SWEEPS, read_sweep, sweep_from
 from pipelines.sweeping import launch as launching
 from pipelines.sweeping import pages
 from pipelines.sweeping import worker as working
-from pipelines.sweeping.launch import launch
+from pipelines.sweeping.launch import check, launch
 from pipelines.sweeping.options import Options
 from pipelines.sweeping.plan import Plan, freeze
 from pipelines.sweeping.queue import Queue
@@ -34,7 +34,7 @@ RUNNER = "tests.pipelines.fake_runs:run"
 def folder(tmp_path, monkeypatch, ledger_file) -> Path:
     """An empty project folder with a ledger, where runs are worked off in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launching, "check", lambda plan: None)
+    monkeypatch.setattr(launching, "check", lambda plan, local: None)
     monkeypatch.setattr(working, "_require_same_code", lambda plan, task: None)
     (tmp_path / "seconds.txt").write_text("0")
     return tmp_path
@@ -46,7 +46,7 @@ def launched(folder: Path, plan: Plan, **options: Any) -> Queue:
     local = sweeps.local(folder, f"sqlite:///{folder}/mlflow.db")
     quiet = replace(local, tracking=replace(local.tracking, uri="none"))
     where = told.where(plan.name)
-    settings = Settings(where, plan.study, quiet, told.retries, RUNNER, stay=True, n_trials=plan.sweep.n_trials)
+    settings = Settings(where, plan.study, quiet, told.retries, RUNNER, stay=True)
     try:
         launch(plan, local, told, jobs=lambda: work(settings))
     finally:
@@ -115,6 +115,41 @@ def ended(folder: Path) -> tuple[str, str | None]:
     return status, reasons[0][0].split(";")[0] if reasons else None
 
 
+def test_jobs_that_leave_runs_open_fail_the_launch(folder, capsys):
+    budget = sweeps.BUDGET | {"nuisance": {"pretrain": {"lr": [1.0, 2.0]}}}
+    plan, local = (
+        sweeps.plan(tune=True, budgets={"tiny": budget}),
+        sweeps.local(folder, f"sqlite:///{folder}/mlflow.db"),
+    )
+    with pytest.raises(StageError, match="the jobs ended, 4 runs are open: a worker failed: no token data"):
+        launch(plan, local, Options(), jobs=lambda: ["a worker failed: no token data"])
+    assert "a worker failed: no token data" in capsys.readouterr().err
+    assert not Queue(open_storage(Options().where(plan.name)), plan.study).tuning()
+    assert not (folder / "reports").exists()
+
+
+def test_a_job_that_fails_is_told_when_the_others_did_its_work(folder, capsys):
+    plan, local = sweeps.plan(), sweeps.local(folder, f"sqlite:///{folder}/mlflow.db")
+    settings = Settings(Options().where(plan.name), plan.study, sweeps.local(folder), runner=RUNNER, stay=True)
+
+    def jobs() -> list[str]:
+        work(settings)
+        return ["a worker failed: the disk is full"]
+
+    launch(plan, local, Options(), jobs)
+    assert "a worker failed: the disk is full" in capsys.readouterr().err
+
+
+def test_cells_are_checked_with_the_execution_that_runs_have(tmp_path, token_folder):
+    plan = sweeps.plan()
+    base = plan.bases["transformer_pp_tiny"]
+    recipe = base["execution"] | {"devices": 8, "accelerator": "gpu"}
+    data = base["data"] | {"directory": str(token_folder), "vocab_size": 257}
+    check(
+        replace(plan, bases={"transformer_pp_tiny": base | {"execution": recipe, "data": data}}), sweeps.local(tmp_path)
+    )
+
+
 def test_nuisance_values_are_chosen_on_their_own_seed_and_kept(folder):
     budget = sweeps.BUDGET | {"nuisance": {"pretrain": {"lr": [1.0, 2.0, 3.0]}}}
     plan = sweeps.plan(tune=True, budgets={"tiny": budget})
@@ -136,7 +171,7 @@ def test_a_search_runs_its_trials_in_total_and_shows_the_front(folder):
     assert len(ran) == 6
     assert ran[0] == "layers=2 · seed 0"  # the baseline, which trials are pruned against
     stated["n_trials"] = 6
-    launched(folder, sweeps.plan({"layers": [2]}, **stated))
+    assert launched(folder, sweeps.plan({"layers": [2]}, **stated)).n_trials == 6
     assert len(starts(folder)) == 1
     text = (folder / "reports/ablations/layers/table.md").read_text()
     assert "Pareto front" in text
@@ -211,6 +246,11 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "baseline": (["+sweep=gating", "baseline={gate:sometimes}"], "baseline: no cell has gate=sometimes"),
     "claim": (["+sweep=gating", "+claims.x={says: x, lower: {cell: {gate: often}, than: {gate: none}}}"], "gate=often"),
     "model": (["+sweep=gating", "model.h_cycles=3"], "model.h_cycles: the sweep chooses it"),
+    "stated": (["+sweep=gating", "pretrain.lr=1e-3"], "change it there: budgets.tiny.config.pretrain.lr=..."),
+    "devices": (
+        ["+sweep=gating", "execution.devices=2"],
+        "execution.devices=2, execution.nodes=1: a sweep gives every",
+    ),
     "budget hours": (["+sweep=gating", "allocate=true"], "allocate and budget_hours belong together"),
     "no data": (["+sweep=gating", "data.directory=nowhere"], "no token data in nowhere"),
     "nothing launched": (["+sweep=gating", "worker=true"], "was not launched in this storage"),

@@ -41,7 +41,7 @@ def runs(cell: str) -> list[str]:
 @pytest.mark.slow
 def test_cells_that_fail_are_told_and_mended_alone(tmp_path, ledger_file, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launching, "check", lambda plan: None)
+    monkeypatch.setattr(launching, "check", lambda plan, local: None)
     monkeypatch.setattr(launching, "Crew", ForkedCrew)
     plan, local = sweeps.plan({"layers": [*range(1, 9)]}), sweeps.local(tmp_path, f"sqlite:///{ledger_file}")
     table = tmp_path / "reports/ablations/layers/table.md"

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from models.serialization import WEIGHTS
 from pipelines.command import PROJECT
+from pipelines.config import StageError
+from pipelines.sweeping.plan import teacher_digest
 from pipelines.sweeping.queue import Queue, Result
 from pipelines.sweeping.storage import open_storage
-from pipelines.sweeping.worker import Job
+from pipelines.sweeping.worker import Job, Settings, work
+from pipelines.token_index import read_index
+from tests.pipelines import sweeps
 from tests.pipelines.fake_runs import run
 from tests.pipelines.sweep_commands import command
 from tests.pipelines.sweeps import BUDGET, values
@@ -74,3 +80,37 @@ def test_files_edited_while_a_sweep_runs_change_nothing_in_it_and_fork_the_next(
     assert len((folder / "starts.txt").read_text().splitlines()) == 9, "with another learning rate every run is another"
     assert Queue(storage, first).outcomes() == outcomes
     assert "Edited" in (folder / "reports/ablations/layers/table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("data", r"^data\.directory=data/tokens holds \w{8}, layers-\w{8} was launched with dddddddd: put that back"),
+        ("no data", r"^layers-\w{8} cannot be run here: no token data in data/tokens"),
+        ("teacher", r"^teacher=\S+ holds \w{8}, layers-\w{8} was launched with tttttttt: put that back"),
+        ("no teacher", r"^layers-\w{8} cannot be run here: teacher="),
+    ],
+)
+def test_a_worker_stops_where_data_or_teacher_is_not_what_was_launched(
+    changed, said, tmp_path, token_folder, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipelines.sweeping.worker._require_same_code", lambda plan, task: None)
+    params = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    tokens, teacher = Path(params["data"]["directory"]), Path(params["teacher"])
+    shutil.copytree(token_folder, tokens)
+    teacher.mkdir(parents=True)
+    (teacher / WEIGHTS).write_bytes(b"weights")
+    digests = {str(tokens): read_index(tokens)["digest"], str(teacher): teacher_digest(str(teacher))}
+    if changed.startswith("no "):
+        shutil.rmtree(tokens if changed == "no data" else teacher)
+    else:
+        digests[str(tokens if changed == "data" else teacher)] = changed[0] * 64
+    plan = replace(sweeps.plan(stage="distill"), data=digests)
+    queue = Queue.launch(open_storage("queue.journal"), plan)
+    queue.add([("layers=1", 0)], {})
+    with pytest.raises(StageError, match=said) as stopped:
+        work(Settings("queue.journal", plan.study, sweeps.local(tmp_path, "sqlite:///none.db"), stay=True))
+    assert "\n" not in str(stopped.value)
+    assert [attempt.ending for attempt in queue.history()["layers=1", 0]] == ["released"]
+    assert queue.open() == 1

@@ -153,6 +153,11 @@ def test_a_changed_sweep_is_another_queue(where):
     one, other = launched(where), launched(where, title="Layers, again")
     assert one.name != other.name
     assert latest_study(one.storage, "layers") == other.name
+    launched(where)
+    assert latest_study(one.storage, "layers") == one.name, "it was launched last"
+    while attempt := one.take():
+        one.finish(attempt, DONE, 1.0)
+    assert latest_study(one.storage, "layers") == other.name, "it has open runs"
     assert launched(where).plan == sweeps.plan()
     with pytest.raises(ConfigError, match="'gating' was not launched"):
         latest_study(one.storage, "gating")

@@ -30,7 +30,7 @@ def launch_in(folder: Path, queue: str, ledger: str, together: Any) -> None:
     log = os.open("log.txt", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    launching.check = lambda plan: None  # it needs token data
+    launching.check = lambda plan, local: None  # it needs token data
     working._require_same_code = lambda plan, task: None
     plan, local = sweeps.plan({"layers": [1, 2, 3, 4]}), sweeps.local(folder, ledger)
     settings = Settings(queue, plan.study, local, 1, "tests.pipelines.fake_runs:run", stay=True)

@@ -37,7 +37,7 @@ def folder(_empty_ledger, monkeypatch) -> Iterator[Path]:
         (folder / "work").mkdir(mode=0o777)
         (folder / "work").chmod(0o777)
         monkeypatch.chdir(folder / "work")
-        monkeypatch.setattr(launching, "check", lambda plan: None)
+        monkeypatch.setattr(launching, "check", lambda plan, local: None)
         yield folder
 
 
