@@ -32,6 +32,7 @@ class Result:
 
     name: str  # folder name, equal under `artifacts/` and `evaluations/`
     config: dict[str, Any]  # the fields of its model config
+    weights: str  # SHA-256 of its weights
     training: dict[str, Any]  # metrics.json of pretrain
     evaluation: dict[str, Any]  # metrics.json of evaluate
     loss: pd.DataFrame  # loss.csv
@@ -137,8 +138,9 @@ def short(digest: str | None) -> str:
 
 
 def teacher_of(student: Result, results: Sequence[Result]) -> Result | None:
-    """The model it was distilled from, if that is among the results."""
-    return next((result for result in results if result.name == student.teacher), None)
+    """The model whose weights it was distilled from, if that is among the results: by its name if two have them."""
+    same = [result for result in results if result.weights == student.training.get("teacher_weights")]
+    return next((result for result in same if result.name == student.teacher), same[0] if same else None)
 
 
 def tokens_before(student: Result, results: Sequence[Result]) -> int:
@@ -186,9 +188,11 @@ def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
 
 
 def _load(name: str, artifact: Path, evaluation: Path) -> Result:
+    model = read(artifact / "config.json", read_json, ("config", "sha256"))
     result = Result(
         name=name,
-        config=read(artifact / "config.json", read_json, ("config",))["config"],
+        config=model["config"],
+        weights=model["sha256"],
         training=read(
             artifact / "metrics.json", read_json, ("family", "seed", "run_id", "commit", "dirty", "data_digest")
         ),
