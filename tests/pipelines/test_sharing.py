@@ -184,7 +184,7 @@ def test_the_teacher_may_have_moved(token_folder, tmp_path, folders):
 
 def test_a_student_that_was_not_distilled_is_refused(token_folder, tmp_path, folders):
     Path(folders["checkpoint"], "metrics.json").write_text('{"model": "melt_tiny"}')
-    with pytest.raises(ConfigError, match="was not distilled: its metrics.json names no teacher_weights"):
+    with pytest.raises(ConfigError, match=r"was not distilled: its metrics\.json names no teacher_weights"):
         run(token_folder, tmp_path / "out", **folders)
 
 
