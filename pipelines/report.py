@@ -78,7 +78,8 @@ def run(artifacts: Path, evaluations: Path, output: Path) -> tuple[Table, Path]:
     results, others = comparable(load_results(artifacts, evaluations))
     for result in others:
         print(
-            f"left out: {evaluations / result.name} scored other windows than the rest; evaluate alike", file=sys.stderr
+            f"left out: {evaluations / result.name} scored other windows or contexts than the rest; evaluate alike",
+            file=sys.stderr,
         )
     pairs = load_pairs(results, artifacts, evaluations)
     report = Report(accounts.title(results), accounts.lead(results), compose(results, pairs))

@@ -172,8 +172,8 @@ def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
 
 
 def comparable(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
-    """Those evaluated on the windows that most were evaluated on, and the others: no table can hold both."""
-    windows = [json.dumps(result.evaluation["windows"], sort_keys=True) for result in results]
+    """Those evaluated on the windows and contexts that most were, and the others: no table can hold both."""
+    windows = [json.dumps([result.evaluation["windows"], result.contexts], sort_keys=True) for result in results]
     usual = max(windows, key=windows.count)
     groups: tuple[list[Result], list[Result]] = ([], [])
     for result, each in zip(results, windows, strict=True):

@@ -329,6 +329,24 @@ def test_a_model_evaluated_on_other_windows_is_left_out_aloud(tmp_path, capsys):
     assert "Mela tiny" not in captured.out
 
 
+def test_a_model_evaluated_at_other_contexts_is_left_out_aloud(tmp_path, capsys):
+    for name in ("mela_tiny", "transformer_pp_tiny", "transformer_pp_tiny_window"):
+        write_model(tmp_path, name)
+    folder = tmp_path / "evaluations" / "mela_tiny"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for measure in ("fixed_targets", "window_mean"):
+        for by_context in metrics[measure].values():
+            by_context.pop("1024", None)
+            by_context.pop("2048", None)
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    documents = folder / "documents.parquet"
+    pd.read_parquet(documents).query("context in (512, 4096)").to_parquet(documents, index=False)
+    assert report.main(_arguments(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"left out: {folder} scored other windows or contexts than the rest; evaluate alike\n"
+    assert "Mela tiny" not in captured.out
+
+
 def test_only_report_errors_are_the_users(tmp_path):
     with pytest.raises(ReportError, match="dvc repro"):
         load_results(tmp_path, tmp_path)
