@@ -157,11 +157,14 @@ def pretrained(results: Sequence[Result]) -> list[Result]:
 def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
     """Every evaluation with the training it belongs to, Transformer++ first (full, then local), then by name.
 
+    Those of imported models are left out, see `imported`.
+
     Raises:
         ReportError: when there is no evaluation, a file is missing or broken, an evaluation belongs to other weights,
             or two evaluations saw different data.
     """
-    names = sorted(path.parent.name for path in evaluations.glob("*/metrics.json"))
+    without = imported(artifacts, evaluations)
+    names = sorted(path.parent.name for path in evaluations.glob("*/metrics.json") if path.parent not in without)
     if not names:
         raise ReportError(
             f"no evaluation in {evaluations}/: run `dvc repro`, or `python -m pipelines.evaluate` per model"
@@ -181,6 +184,13 @@ def comparable(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
     return groups
 
 
+def imported(artifacts: Path, evaluations: Path) -> list[Path]:
+    """Evaluations of models that no run here trained: without tokens, seed and losses nothing compares them."""
+    found = sorted(path.parent for path in evaluations.glob("*/metrics.json"))
+    known = [path for path in found if (artifacts / path.name / "metrics.json").is_file()]
+    return [path for path in known if _training(artifacts / path.name)["run_id"] is None]
+
+
 def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
     """Trained models no evaluation speaks of: a report leaves them out."""
     trained = sorted(path.parent for path in artifacts.glob("*/metrics.json"))
@@ -193,9 +203,7 @@ def _load(name: str, artifact: Path, evaluation: Path) -> Result:
         name=name,
         config=model["config"],
         weights=model["sha256"],
-        training=read(
-            artifact / "metrics.json", read_json, ("family", "seed", "run_id", "commit", "dirty", "data_digest")
-        ),
+        training=_training(artifact),
         evaluation=read(evaluation / "metrics.json", read_json, ("fingerprint", "fixed_targets", "window_mean")),
         loss=read(artifact / "loss.csv", pd.read_csv, ("step", "tokens")),
         positions=read(evaluation / "positions.csv", pd.read_csv, ("control", "kind", "end", "perplexity")),
@@ -212,6 +220,11 @@ def _load(name: str, artifact: Path, evaluation: Path) -> Result:
             f"run `python -m pipelines.evaluate checkpoint={artifact}` again"
         )
     return result
+
+
+def _training(artifact: Path) -> dict[str, Any]:
+    keys = ("family", "seed", "run_id", "commit", "dirty", "data_digest")
+    return read(artifact / "metrics.json", read_json, keys)
 
 
 def read(path: Path, reader: Callable[[Path], Any], keys: tuple[str, ...]) -> Any:
