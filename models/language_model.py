@@ -99,6 +99,10 @@ class CausalLM(nn.Module):
     def cost(self, context: int) -> Cost:
         """Costs for sequences of `context` tokens; depends on the config alone, so it works on the meta device."""
 
+    def unused(self, context: int) -> str | None:
+        """What of the model no sequence of `context` tokens ever runs, and what would run it; None if all runs."""
+        return None
+
     @property
     def grain(self) -> int:
         """Tokens at a time, or whole multiples of it, that `extend` must be fed to give the logits of `forward`."""

@@ -36,8 +36,8 @@ _MELA: dict[str, Any] = {  # what every size of the paper shares, and our widths
     "vocab_size": 32000,
     "patch_size": 32,
     "memory_chunk": 64,
-    # W: our assumption. At 2048 the 4,096 tokens of training would never read what memory has written. At 1024 they hold
-    # one write, so eta, which carries momentum from write to write, first learns from longer texts.
+    # W is our assumption. At 2048 the 4,096 tokens of training would never read what memory has written. At 1024 they
+    # hold one write, so eta, which carries momentum from write to write, first learns from longer texts.
     "text_chunk": 1024,
     "memory_tokens": 64,
     "h_cycles": 4,

@@ -47,6 +47,11 @@ class Distill(CellTraining):
         """The teacher, on the CPU until it trains."""
         return load_as(LoopLM, "teacher", self.config.teacher)
 
+    @cached_property
+    def teacher_weights(self) -> str:
+        """The SHA-256 of the teacher's weights: says which teacher it was, wherever its folder is."""
+        return sha256_file(Path(self.config.teacher) / WEIGHTS)
+
     def require_fit(self) -> None:
         model, distill = self.config.model, self.config.distill
         require(isinstance(model, MeltConfig), f"model={self.config.model_name} is a {model.family}, not a melt")
@@ -66,8 +71,7 @@ class Distill(CellTraining):
         super().require_fit()
 
     def science(self) -> dict[str, Any]:
-        weights = sha256_file(Path(self.config.teacher) / WEIGHTS)
-        return {"teacher": {"weights": weights, "config": asdict(self.teacher.config)}}
+        return {"teacher": {"weights": self.teacher_weights, "config": asdict(self.teacher.config)}}
 
     def families(self) -> list[str]:
         return ["melt", "looplm"]
@@ -92,10 +96,14 @@ class Distill(CellTraining):
 
     @torch.no_grad()
     def measures(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What the student's held-out loss is to be compared with."""
+        """Whose student it is, and what its held-out loss is to be compared with."""
         windows = self._held_out()
         losses = [self.teacher.cross_entropy(row[:, :-1], row[:, 1:]) for row in windows.split(1)]
-        return {"teacher": str(self.config.teacher), "teacher_validation_loss": float(torch.stack(losses).mean())}
+        return {
+            "teacher": str(self.config.teacher),
+            "teacher_weights": self.teacher_weights,
+            "teacher_validation_loss": float(torch.stack(losses).mean()),
+        }
 
     def files(self, weights: Mapping[str, Tensor]) -> dict[str, str]:
         """The distribution of the gate values on held-out text."""

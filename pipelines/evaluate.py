@@ -2,7 +2,8 @@
 
     python -m pipelines.evaluate checkpoint=artifacts/mela_tiny output=evaluations/mela_tiny
 
-Reads the model folder that `pretrain` wrote and the tokens it was trained on. Writes, in `output`, `contexts.csv`
+Reads the model folder that `pretrain` or `distill` wrote and the tokens it was trained on; of an imported model, whose
+training is unknown, only the tokenizer must be that of the tokens. Writes, in `output`, `contexts.csv`
 (perplexity per control, protocol and context), `positions.csv` (perplexity by position), `documents.parquet` (losses
 per document), `summary.json` (what `dvc metrics show` lists) and, last, `metrics.json`. Every number but those under
 `timing` is the same in every run.
@@ -35,6 +36,7 @@ from pipelines.evaluation import Evaluation, HeldOut, evaluate_model
 from pipelines.files import atomic_path
 from pipelines.identity import commit
 from pipelines.measurement import decode_speed, measured_state_bytes, peak_memory_bytes, prefill_speed
+from pipelines.model_folder import require_tokenizer
 from pipelines.protocol import PROTOCOLS
 from pipelines.recall_evaluation import evaluate_recall
 
@@ -59,7 +61,8 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     """Evaluate the model in `checkpoint`, write `output`, log to the training run; returns the metrics.
 
     Raises:
-        ConfigError: when there is no such model, it was trained on other data, or no document is long enough.
+        ConfigError: when there is no such model, it was trained on other data or with another tokenizer, or no document
+            is long enough.
         StageError: when its files were altered, or a loss is not finite.
     """
     require(config.checkpoint is not None, "checkpoint: name the folder of a trained model: checkpoint=artifacts/...")
@@ -74,11 +77,7 @@ def _evaluate(config: PipelineConfig, checkpoint: Path, output: Path) -> dict[st
     torch.set_num_threads(config.execution.threads)
     training = _training(checkpoint)
     data = TokenData.open(config.data.directory)
-    require(
-        training["data_digest"] == data.digest,
-        f"checkpoint={checkpoint} was trained on data {training['data_digest'][:8]}, {data.directory} holds "
-        f"{data.digest[:8]}: evaluate it on the data it was trained on (data.directory=...), or train it again",
-    )
+    _require_data(checkpoint, training, data)
     model = _load(checkpoint, config.execution)
     data.require_vocab(model.config.vocab_size)
     text = HeldOut(data.documents("held_out"), data.token_bytes)
@@ -124,6 +123,19 @@ def _training(checkpoint: Path) -> dict[str, Any]:
     if missing:
         raise StageError(f"{file} lacks {', '.join(missing)}; train the model again")
     return training
+
+
+def _require_data(checkpoint: Path, training: dict[str, Any], data: TokenData) -> None:
+    """`ConfigError` unless these are the data of the training or, of an imported model, of its tokenizer."""
+    trained = training["data_digest"]
+    if trained is None:
+        require_tokenizer("checkpoint", str(checkpoint), data)
+        return
+    require(
+        trained == data.digest,
+        f"checkpoint={checkpoint} was trained on data {trained[:8]}, {data.directory} holds {data.digest[:8]}: "
+        "evaluate it on the data it was trained on (data.directory=...), or train it again",
+    )
 
 
 def _load(checkpoint: Path, execution: ExecutionConfig) -> CausalLM:
@@ -190,6 +202,9 @@ def _write(output: Path, name: str, evaluation: Evaluation, metrics: dict[str, A
 
 def _record(tracking: TrackingConfig, training: dict[str, Any], metrics: dict[str, Any]) -> None:
     """Log to the run of the training, at its last step. A repeated evaluation adds nothing, a changed value does."""
+    if training["run_id"] is None:
+        print(f"evaluate: {training['model']} was imported: the ledger has no run of it, the metrics are in files only")
+        return
     from pipelines.ledger import find_run  # MLflow takes seconds to import: a mistake should not have to wait for it
 
     run = find_run(tracking, training["run_id"])

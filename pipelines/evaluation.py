@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from models.configuration import require
-from models.language_model import CausalLM
+from models.language_model import CausalLM, ModelConfig
 from pipelines.config import EvaluateConfig
 from pipelines.protocol import (
     PROTOCOLS,
@@ -192,8 +192,14 @@ def evaluate_model(
         losses=losses,
         streamed=streamed,
         score_tokens=config.score_tokens,
-        chunk=getattr(model.config, "text_chunk", None) or getattr(model.config, "chunk", None),
+        chunk=_text_chunk(model.config),
     )
+
+
+def _text_chunk(config: ModelConfig) -> int | None:
+    """Tokens whose attention crosses no chunk border; MELT's chunks are how it trains, not what its tokens see."""
+    local = {"mela": "text_chunk", "transformer": "chunk"}
+    return getattr(config, local[config.family]) if config.family in local else None
 
 
 def _keeps_small(model: CausalLM, context: int) -> bool:

@@ -2,8 +2,9 @@
 
 python -m pipelines.import_ouro ~/Ouro-1.4B output=artifacts/ouro_1b4
 
-Writes, in `output` (default `artifacts/<name of the folder>`), `model.safetensors` and `config.json`, and a copy of the
-checkpoint's `tokenizer.json` if it has one. Nothing is written unless every tensor has the expected name and shape.
+Writes, in `output` (default `artifacts/<name of the folder>`), `model.safetensors` and `config.json`, a copy of the
+checkpoint's `tokenizer.json` if it has one, and, last, `metrics.json`, where what nobody here knows of its training is
+null. Nothing is written unless every tensor has the expected name and shape.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pathlib import Path
 from models import save_model
 from models.configuration import require
 from models.looped.ouro_checkpoint import import_ouro
-from models.serialization import CheckpointError
+from models.serialization import WEIGHTS, CheckpointError
 from pipelines.command import guarded
 from pipelines.config import StageError
-from pipelines.files import atomic_path
+from pipelines.files import atomic_path, sha256_file, write_json
+from pipelines.identity import fingerprint
 
-TOKENIZER = "tokenizer.json"
+METRICS, TOKENIZER = "metrics.json", "tokenizer.json"
+UNKNOWN = ("seed", "run_id", "commit", "dirty", "data_digest", "context", "steps", "training_flops_per_token")
 
 
 def run(checkpoint: Path, output: Path) -> None:
@@ -36,12 +39,20 @@ def run(checkpoint: Path, output: Path) -> None:
         model = import_ouro(checkpoint)
     except CheckpointError as error:
         raise StageError(str(error)) from None
+    (output / METRICS).unlink(missing_ok=True)
     save_model(model, output)
     if (checkpoint / TOKENIZER).is_file():
         with atomic_path(output / TOKENIZER) as path:
             shutil.copyfile(checkpoint / TOKENIZER, path)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     config = model.config
+    metrics = {
+        "model": output.name,
+        "family": config.family,
+        "fingerprint": fingerprint({"stage": "import_ouro", "weights": sha256_file(output / WEIGHTS)}),
+        "parameters": parameters,
+    }
+    write_json(output / METRICS, metrics | dict.fromkeys(UNKNOWN))
     print(f"import_ouro: {config.layers} layers, {config.loops} loops, {parameters:,} parameters -> {output}")
 
 

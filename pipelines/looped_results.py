@@ -13,7 +13,16 @@ import pandas as pd
 from pipelines.comparisons import Change, Interval, paired_interval
 from pipelines.results import ReportError, Result, read, read_json, short, teacher_of
 
-KEYS = ("fingerprint", "data_digest", "commit", "strategies", "loop_losses", "documents", "recall_questions")
+KEYS = (
+    "fingerprint",
+    "teacher_weights",
+    "data_digest",
+    "commit",
+    "strategies",
+    "loop_losses",
+    "documents",
+    "recall_questions",
+)
 
 
 @dataclass(frozen=True)
@@ -70,12 +79,14 @@ def load_pairs(results: Sequence[Result], artifacts: Path, evaluations: Path) ->
     """Every student whose teacher is among the results.
 
     Raises:
-        ReportError: when what `sharing` left is broken, of another student or of other data.
+        ReportError: when a teacher's folder holds other weights by now, or what `sharing` left is broken, of another
+            student, another teacher or other data.
     """
     pairs, names = [], [result.name for result in results]
     for student in results:
         teacher = teacher_of(student, results)
         if teacher is None:
+            _require_elsewhere(student, results, artifacts)
             continue
         gates, folder = artifacts / student.name / "gates.csv", evaluations / student.name / "sharing"
         command = (
@@ -106,10 +117,21 @@ def read_sharing(folder: Path) -> Sharing:
     return Sharing(metrics, {str(name): rows.loss.tolist() for name, rows in windows.groupby("strategy")})
 
 
+def _require_elsewhere(student: Result, results: Sequence[Result], artifacts: Path) -> None:
+    """`ReportError` when the folder that was its teacher's holds another model: the two are no pair."""
+    other = next((result for result in results if result.name == student.teacher), None)
+    if other is not None:
+        taught = short(student.training.get("teacher_weights"))
+        raise ReportError(
+            f"{artifacts / student.name} was distilled from weights {taught}, {artifacts / other.name} holds "
+            f"{short(other.weights)}: run `dvc repro`, or `python -m pipelines.distill` again"
+        )
+
+
 def _require_same(pair: Pair, folder: Path) -> None:
     if pair.sharing is None:
         return
-    for key in ("fingerprint", "data_digest"):
+    for key in ("fingerprint", "teacher_weights", "data_digest"):
         theirs, ours = pair.sharing.metrics[key], pair.student.training[key]
         if theirs != ours:
             raise ReportError(

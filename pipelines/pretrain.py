@@ -15,6 +15,7 @@ import torch
 
 from models import build_model
 from models.configuration import require
+from models.language_model import CausalLM
 from pipelines.cell_training import CellTraining, train_cell
 from pipelines.config import PipelineConfig
 from pipelines.data import TokenData
@@ -37,16 +38,21 @@ class Pretrain(CellTraining):
         return Pretraining(build_model(config.model, config.seed), recipe, first_step, config.execution.compile)
 
     def flops_per_token(self) -> float:
-        with torch.device("meta"):
-            model = build_model(self.config.model)
-        return model.cost(self.config.pretrain.context).total_training_flops
+        return self._on_meta().cost(self.config.pretrain.context).total_training_flops
 
     def require_fit(self) -> None:
         super().require_fit()
+        context = self.config.pretrain.context
+        unused = self._on_meta().unused(context)
+        require(unused is None, f"pretrain.context={context} {unused}")
         require(
             (self.config.execution.strategy, self.config.pretrain.optimizer) != ("fsdp", "muon"),
             "execution.strategy=fsdp cuts the matrices that pretrain.optimizer=muon needs whole; use adamw or ddp",
         )
+
+    def _on_meta(self) -> CausalLM:
+        with torch.device("meta"):
+            return build_model(self.config.model)
 
 
 def run(config: PipelineConfig, role: Role = ALONE) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from pipelines.figures import DARK, PALETTE, Drawing
 from pipelines.files import atomic_path, write_text
 from pipelines.looped_results import Pair, load_pairs
 from pipelines.recall_section import recall
-from pipelines.results import ReportError, Result, comparable, load_results, unevaluated
+from pipelines.results import ReportError, Result, comparable, imported, load_results, unevaluated
 from pipelines.sections import Block, Section
 from pipelines.tables import Table, words
 
@@ -75,10 +75,13 @@ def run(artifacts: Path, evaluations: Path, output: Path) -> tuple[Table, Path]:
     Raises:
         ReportError: when there is nothing to report, or what there is does not fit together.
     """
+    for folder in imported(artifacts, evaluations):
+        print(f"left out: {folder} is of an imported model, whose training is unknown", file=sys.stderr)
     results, others = comparable(load_results(artifacts, evaluations))
     for result in others:
         print(
-            f"left out: {evaluations / result.name} scored other windows than the rest; evaluate alike", file=sys.stderr
+            f"left out: {evaluations / result.name} scored other windows or contexts than the rest; evaluate alike",
+            file=sys.stderr,
         )
     pairs = load_pairs(results, artifacts, evaluations)
     report = Report(accounts.title(results), accounts.lead(results), compose(results, pairs))

@@ -32,6 +32,7 @@ class Result:
 
     name: str  # folder name, equal under `artifacts/` and `evaluations/`
     config: dict[str, Any]  # the fields of its model config
+    weights: str  # SHA-256 of its weights
     training: dict[str, Any]  # metrics.json of pretrain
     evaluation: dict[str, Any]  # metrics.json of evaluate
     loss: pd.DataFrame  # loss.csv
@@ -137,8 +138,9 @@ def short(digest: str | None) -> str:
 
 
 def teacher_of(student: Result, results: Sequence[Result]) -> Result | None:
-    """The model it was distilled from, if that is among the results."""
-    return next((result for result in results if result.name == student.teacher), None)
+    """The model whose weights it was distilled from, if that is among the results: by its name if two have them."""
+    same = [result for result in results if result.weights == student.training.get("teacher_weights")]
+    return next((result for result in same if result.name == student.teacher), same[0] if same else None)
 
 
 def tokens_before(student: Result, results: Sequence[Result]) -> int:
@@ -155,11 +157,14 @@ def pretrained(results: Sequence[Result]) -> list[Result]:
 def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
     """Every evaluation with the training it belongs to, Transformer++ first (full, then local), then by name.
 
+    Those of imported models are left out, see `imported`.
+
     Raises:
         ReportError: when there is no evaluation, a file is missing or broken, an evaluation belongs to other weights,
             or two evaluations saw different data.
     """
-    names = sorted(path.parent.name for path in evaluations.glob("*/metrics.json"))
+    without = imported(artifacts, evaluations)
+    names = sorted(path.parent.name for path in evaluations.glob("*/metrics.json") if path.parent not in without)
     if not names:
         raise ReportError(
             f"no evaluation in {evaluations}/: run `dvc repro`, or `python -m pipelines.evaluate` per model"
@@ -170,13 +175,20 @@ def load_results(artifacts: Path, evaluations: Path) -> list[Result]:
 
 
 def comparable(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
-    """Those evaluated on the windows that most were evaluated on, and the others: no table can hold both."""
-    windows = [json.dumps(result.evaluation["windows"], sort_keys=True) for result in results]
+    """Those evaluated on the windows and contexts that most were, and the others: no table can hold both."""
+    windows = [json.dumps([result.evaluation["windows"], result.contexts], sort_keys=True) for result in results]
     usual = max(windows, key=windows.count)
     groups: tuple[list[Result], list[Result]] = ([], [])
     for result, each in zip(results, windows, strict=True):
         groups[each != usual].append(result)
     return groups
+
+
+def imported(artifacts: Path, evaluations: Path) -> list[Path]:
+    """Evaluations of models that no run here trained: without tokens, seed and losses nothing compares them."""
+    found = sorted(path.parent for path in evaluations.glob("*/metrics.json"))
+    known = [path for path in found if (artifacts / path.name / "metrics.json").is_file()]
+    return [path for path in known if _training(artifacts / path.name)["run_id"] is None]
 
 
 def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
@@ -186,12 +198,12 @@ def unevaluated(artifacts: Path, evaluations: Path) -> list[Path]:
 
 
 def _load(name: str, artifact: Path, evaluation: Path) -> Result:
+    model = read(artifact / "config.json", read_json, ("config", "sha256"))
     result = Result(
         name=name,
-        config=read(artifact / "config.json", read_json, ("config",))["config"],
-        training=read(
-            artifact / "metrics.json", read_json, ("family", "seed", "run_id", "commit", "dirty", "data_digest")
-        ),
+        config=model["config"],
+        weights=model["sha256"],
+        training=_training(artifact),
         evaluation=read(evaluation / "metrics.json", read_json, ("fingerprint", "fixed_targets", "window_mean")),
         loss=read(artifact / "loss.csv", pd.read_csv, ("step", "tokens")),
         positions=read(evaluation / "positions.csv", pd.read_csv, ("control", "kind", "end", "perplexity")),
@@ -208,6 +220,11 @@ def _load(name: str, artifact: Path, evaluation: Path) -> Result:
             f"run `python -m pipelines.evaluate checkpoint={artifact}` again"
         )
     return result
+
+
+def _training(artifact: Path) -> dict[str, Any]:
+    keys = ("family", "seed", "run_id", "commit", "dirty", "data_digest")
+    return read(artifact / "metrics.json", read_json, keys)
 
 
 def read(path: Path, reader: Callable[[Path], Any], keys: tuple[str, ...]) -> Any:

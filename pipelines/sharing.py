@@ -26,10 +26,11 @@ from models.looped.distillation import require_pair
 from models.looped.looplm import LoopLM
 from models.looped.melt import Melt
 from models.looped.sharing import decode_with_shared_cache
+from models.serialization import WEIGHTS
 from pipelines.config import PipelineConfig
 from pipelines.data import TokenData
 from pipelines.evaluation import HeldOut
-from pipelines.files import write_json, write_text
+from pipelines.files import sha256_file, write_json, write_text
 from pipelines.identity import commit
 from pipelines.model_folder import load_as, require_tokenizer
 from pipelines.protocol import summarise
@@ -47,11 +48,14 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     """Score every strategy on held-out text; returns what `metrics.json` holds.
 
     Raises:
-        ConfigError: when there is no such teacher or student, they do not match, or no document is long enough.
+        ConfigError: when there is no such teacher or student, it was distilled from another, they do not match, or no
+            document is long enough.
         StageError: when their files were altered.
     """
     torch.set_num_threads(1)  # a token at a time is too little for two, which would wait for each other
     teacher, student = load_as(LoopLM, "teacher", config.teacher), load_as(Melt, "checkpoint", config.checkpoint)
+    training = _training(Path(str(config.checkpoint)))
+    _require_teacher(config, training)
     require_pair(student.config, teacher.config, same_loops=False)
     data, evaluate = TokenData.open(config.data.directory), config.evaluate
     data.require_vocab(teacher.config.vocab_size)
@@ -76,7 +80,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     for result in results.values():
         result["to_teacher"] = result["perplexity"] / results["teacher"]["perplexity"]
     metrics = {
-        **_provenance(Path(str(config.checkpoint))),
+        **{key: training[key] for key in ("model", "seed", "fingerprint", "run_id", "teacher_weights")},
         "teacher": config.teacher,
         "commit": commit().sha,
         "data_digest": data.digest,
@@ -185,10 +189,25 @@ def _recall_task(tokens: Tensor, vocab_size: int, separator: int) -> Recall:
     return mqar(symbols, background, PAIRS, torch.Generator().manual_seed(0))
 
 
-def _provenance(checkpoint: Path) -> dict[str, Any]:
-    """What the student's training says of itself."""
-    training = json.loads((checkpoint / METRICS).read_text("utf-8"))
-    return {key: training[key] for key in ("model", "seed", "fingerprint", "run_id")}
+def _training(checkpoint: Path) -> dict[str, Any]:
+    """What `distill` says of the student in its `metrics.json`."""
+    file = checkpoint / METRICS
+    training = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    require(
+        "teacher_weights" in training,
+        f"checkpoint={checkpoint} was not distilled: its {METRICS} names no teacher_weights; run pipelines.distill",
+    )
+    return training
+
+
+def _require_teacher(config: PipelineConfig, training: dict[str, Any]) -> None:
+    """`ConfigError` unless `teacher` holds the weights the student was distilled from."""
+    found, expected = sha256_file(Path(config.teacher) / WEIGHTS), training["teacher_weights"]
+    require(
+        found == expected,
+        f"teacher={config.teacher} is not the teacher of checkpoint={config.checkpoint}: its weights are {found[:8]}, "
+        f"the student was distilled from {expected[:8]} (then in {training['teacher']})",
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def _summary(index: dict[str, Any], directory: Path, seconds: float) -> str:
     return (
         f"tokenize: {train['documents']:,} training and {held_out['documents']:,} held-out documents, "
         f"{size / 1e6:,.1f} MB, {tokens:,} tokens ({size / tokens:.2f} bytes each, {index['vocab_size']:,} entries), "
-        f"{held_out['documents_at_least']['4096']} held-out documents of 4,096 tokens or more; "
+        f"{held_out['documents_at_least']['4096']} held-out documents of 4,096 tokens or more, the longest of "
+        f"{held_out['longest_document']:,}; "
         f"{seconds:.0f} s -> {directory}"
     )
 

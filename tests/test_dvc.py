@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -35,10 +37,21 @@ def test_code_dependencies_are_the_import_closure(stage):
     assert listed == {file.relative_to(PROJECT).as_posix() for file in closure.values()}
 
 
+@pytest.mark.parametrize("stage", list(RUN))
+def test_precision_makes_the_stages_stale_whose_code_reads_it(stage):
+    described = STAGES["stages"][stage]
+    described = described.get("do", described)
+    code = [(PROJECT / dep).read_text("utf-8") for dep in described["deps"] if dep.endswith(".py")]
+    reads = any(re.search(r"\bexecution\.(resolved_)?precision\b", text) for text in code)
+    assert ("execution.precision" in described["params"]) == reads
+    assert reads == (stage in ("pretrain", "distill", "evaluate", "evaluate_student"))
+
+
 def test_ablations_depend_on_all_the_code_and_on_their_own_file():
     assert list(STAGES["stages"]) == [*RUN, "ablations"]
     stage = STAGES["stages"]["ablations"]
     assert {*stage["do"]["deps"]} >= {*PACKAGES, "sweeps/${item}.yaml", "sweeps/shared"}
+    assert "execution.precision" in stage["do"]["params"]
     assert stage["do"]["outs"] == ["reports/ablations/${item}"]
     for name in stage["foreach"]:
         assert (PROJECT / "sweeps" / f"{name}.yaml").is_file()

@@ -36,7 +36,7 @@ SMALL = {  # section -> fields, so that every stage takes seconds
     },
     "models": {
         "transformer_pp_tiny": {},
-        "mela_tiny": {"h_cycles": 2, "l_cycles": 1},
+        "mela_tiny": {"h_cycles": 2, "l_cycles": 1, "text_chunk": 16, "memory_tokens": 2, "memory_chunk": 4},
         "looplm_tiny": {"loops": 2},
     },
     "students": {"melt_tiny": {"loops": 2, "chunk": 16}},

@@ -79,6 +79,14 @@ def chunks_written(config: MelaConfig, patches: int) -> int:
     return max(0, -(-patches // config.memory_chunk) - 1)
 
 
+def least_context(config: MelaConfig) -> int:
+    """Tokens of the shortest text that reads a patch and, with neural memory, one that saw a written chunk."""
+    if config.memory == "none":
+        return 1
+    tokens = (config.memory_chunk + 1 if config.neural_memory else 1) * config.patch_size
+    return tokens if config.memory_view == "causal" else -(-tokens // config.text_chunk) * config.text_chunk + 1
+
+
 def patch_capacity(config: MelaConfig) -> int:
     """Most patches a streaming state holds back: an unfinished memory chunk, and what no text chunk asked for yet."""
     waiting = config.text_chunk // config.patch_size if config.memory_view == "previous" else 0

@@ -31,6 +31,7 @@ from models.mela.decoder import Decoder
 from models.mela.hierarchical_memory import CallStates, HierarchicalMemory
 from models.mela.layout import (
     chunks_written,
+    least_context,
     memory_rows,
     memory_span,
     patch_capacity,
@@ -109,6 +110,17 @@ class Mela(CausalLM):
             states = self.memory.init_state(batch)
             z = torch.cat((z, self._remember(patches, states, chunks_written(self.config, count))[0]), dim=2)
         return self._decode(x, 0, z, -self.config.memory_tokens)
+
+    def unused(self, context: int) -> str | None:
+        config, least, read = self.config, least_context(self.config), patches_read(self.config, context)
+        if context >= least:
+            return None
+        part = f"never writes the memory: it reads {read} patches," if read else "never reads the memory,"
+        smaller = "model.memory_chunk" if read else "model.text_chunk and model.memory_chunk"
+        return (
+            f"{part} with model.text_chunk={config.text_chunk} tokens and model.memory_chunk={config.memory_chunk} "
+            f"patches of {config.patch_size}; accepted are at least {least}, a smaller {smaller}, or model.memory=none"
+        )
 
     def init_state(self, batch_size: int) -> MelaState:
         config, weight = self.config, self.embedding.weight

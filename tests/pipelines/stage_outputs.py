@@ -60,16 +60,22 @@ def write_model(root: Path, name: str, seed: int = 0, data: str = "d" * 64, **tr
         "seconds": 200.0,
     } | training
     _json(root / "artifacts" / name / "metrics.json", metrics)
-    _json(root / "artifacts" / name / "config.json", {"family": model["family"], "config": model["config"]})
+    description = {"family": model["family"], "sha256": weights(name), "config": model["config"]}
+    _json(root / "artifacts" / name / "config.json", description)
     _loss(model["ends"][0]).to_csv(root / "artifacts" / name / "loss.csv", index=False)
     write_evaluation(root / "evaluations" / name, name, metrics)
+
+
+def weights(name: str) -> str:
+    """The digest of a model's weights."""
+    return f"{name:w<64}"
 
 
 def write_pair(root: Path, **training: Any) -> None:
     """The teacher, the student with its gates, and what `sharing` measured; `training` is the student's own."""
     write_model(root, "looplm_tiny", parameters=560_000, peak_memory_bytes=2**27)
-    own = {"teacher": "artifacts/looplm_tiny", "tokens": 524_288, "seconds": 90.0, "peak_memory_bytes": 2**28}
-    write_model(root, "melt_tiny", **own | training)
+    own = {"teacher": "artifacts/looplm_tiny", "teacher_weights": weights("looplm_tiny"), "tokens": 524_288}
+    write_model(root, "melt_tiny", **own | {"seconds": 90.0, "peak_memory_bytes": 2**28} | training)
     centres = np.arange(20) / 20 + 0.025
     rows = [
         (loop, layer, i / 20, (i + 1) / 20, share)
@@ -97,6 +103,7 @@ def write_sharing(folder: Path, **changes: Any) -> None:
         "data_digest": "d" * 64,
         "commit": "b" * 40,
         "teacher": "artifacts/looplm_tiny",
+        "teacher_weights": weights("looplm_tiny"),
         "loops": 4,
         "context": 512,
         "prompt": 256,

@@ -17,6 +17,7 @@ from models.looped.melt import Melt
 from pipelines.config import PipelineConfig, StageError
 from pipelines.data import TokenData
 from pipelines.distill import Distill
+from pipelines.files import sha256_file
 from tests.pipelines.settings import settings
 from tests.pipelines.trainings import Fault, metrics, query, steps_logged, train, weights
 
@@ -105,6 +106,7 @@ def test_the_export_says_what_was_distilled(finished, small, teacher):
     said = metrics(finished)
     assert said["family"] == "melt"
     assert said["teacher"] == str(teacher)
+    assert said["teacher_weights"] == sha256_file(teacher / "model.safetensors")
     assert said["steps"] == 12
     assert said["tokens"] == 12 * 4 * 16
     assert said["peak_memory_bytes"] > 10**7

@@ -135,6 +135,19 @@ def test_a_growing_state_is_not_streamed() -> None:
     assert [row["start"] for row in positions if row["kind"] == "chunk"] == [0, 1, 2, 3]
 
 
+def test_only_attention_inside_chunks_makes_text_chunks() -> None:
+    """A MELT's chunks are how it trains: its tokens see all before, so it is measured as its teacher is."""
+    shape = {"vocab_size": VOCAB, "width": 16, "layers": 1, "loops": 2, "heads": 2, "hidden": 16}
+    config = config_of(controls=False)
+    looped = {"looplm_tiny": {}, "melt_tiny": {"chunk": 8}}
+    for model in (build_model(preset(name, **shape, **fields)) for name, fields in looped.items()):
+        evaluation = evaluate_model(model, TEXT, config, batch_tokens=64)
+        assert evaluation.chunk is None
+        assert not [row for row in evaluation.position_rows() if row["kind"] == "chunk"]
+    local = (small("mela_tiny"), small("transformer_pp_tiny", chunk=8), small("transformer_pp_tiny"))
+    assert [evaluate_model(model, TEXT, config, 64).chunk for model in local] == [8, 8, None]
+
+
 SMALL = {
     "transformer_pp_tiny": {"layers": 2, "heads": 2},
     "mela_tiny": {

@@ -295,6 +295,22 @@ def test_a_student_of_one_loop_needs_no_gate(pair_only):
     assert "one loop needs no gate" in _text(looped_gates.gates(_load(pair_only)[1]))
 
 
+def test_a_teacher_is_known_by_its_weights_wherever_it_lies(pair_only):
+    for kind in ("artifacts", "evaluations"):
+        (pair_only / kind / "looplm_tiny").rename(pair_only / kind / "renamed")
+    results, (pair,) = _load(pair_only)
+    assert pair.teacher.name == "renamed"
+    assert accounts.lead(results)[1].endswith("1.57M in all.")
+
+
+def test_a_teacher_that_was_trained_again_is_no_teacher(pair_only, capsys):
+    _change(pair_only / "artifacts" / "looplm_tiny" / "config.json", sha256="b" * 64)
+    assert _report(pair_only) == 2
+    said = capsys.readouterr().err
+    assert "melt_tiny was distilled from weights looplm_t" in said
+    assert "looplm_tiny holds bbbbbbbb" in said
+
+
 def test_a_student_without_its_teacher_is_reported_as_such(pair_only):
     (pair_only / "evaluations" / "looplm_tiny" / "metrics.json").unlink()
     results, pairs = _load(pair_only)
@@ -309,9 +325,10 @@ def test_a_student_without_its_teacher_is_reported_as_such(pair_only):
     [
         (lambda folder: write_sharing(folder, fingerprint="b" * 64), "fingerprint bbbbbbbb, melt_tiny has melt_tin"),
         (lambda folder: write_sharing(folder, data_digest="a" * 64), "data_digest aaaaaaaa"),
+        (lambda folder: write_sharing(folder, teacher_weights="b" * 64), "teacher_weights bbbbbbbb"),
         (lambda folder: (folder / "windows.csv").unlink(), "windows.csv is missing"),
         (lambda folder: (folder / "metrics.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "metrics.json").write_text("{}"), "lacks fingerprint, data_digest"),
+        (lambda folder: (folder / "metrics.json").write_text("{}"), "lacks fingerprint, teacher_weights, data_digest"),
     ],
 )
 def test_sharing_of_something_else_is_refused_in_one_line(pair_only, capsys, spoil, said):

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 
-from models import load_model
+from models import load_model, preset
 from models.configuration import ConfigError
 from pipelines.data import TokenData
 from pipelines.pretrain import Pretrain
@@ -256,6 +256,39 @@ def test_muon_resumes_to_the_same_weights(token_folder, ledger_file):
 def test_what_does_not_fit_together_is_refused_by_name(token_folder, changes, named):
     with pytest.raises(ConfigError, match=re.escape(named)):
         Pretrain(tiny(token_folder, **changes), TokenData.open(token_folder)).require_fit()
+
+
+MEMORY = {"patch_size": 4, "text_chunk": 16, "memory_chunk": 2, "heads": 2, "memory_heads": 2, "decoder_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("context", "model", "said"),
+    [
+        (
+            16,
+            {},
+            "pretrain.context=16 never reads the memory, with model.text_chunk=16 tokens and",
+        ),
+        (16, {"memory_chunk": 6}, "accepted are at least 33, a smaller model.text_chunk and model.memory_chunk"),
+        (32, {"memory_chunk": 4}, "pretrain.context=32 never writes the memory: it reads 4 patches,"),
+        (8, {"memory_view": "causal"}, "accepted are at least 12, a smaller model.memory_chunk"),
+    ],
+)
+def test_a_memory_that_would_never_run_is_refused(token_folder, context, model, said):
+    mela = preset("mela_tiny", vocab_size=257, width=16, hidden=32, **MEMORY | model)
+    config = dataclasses.replace(tiny(token_folder, pretrain={"context": context}), model=mela)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Pretrain(config, TokenData.open(token_folder)).require_fit()
+
+
+@pytest.mark.parametrize(
+    ("context", "model"),
+    [(17, {}), (33, {"memory_chunk": 6}), (17, {"memory_chunk": 9, "neural_memory": False}), (4, {"memory": "none"})],
+)
+def test_a_memory_that_runs_or_is_switched_off_is_accepted(token_folder, context, model):
+    mela = preset("mela_tiny", vocab_size=257, width=16, hidden=32, **MEMORY | model)
+    config = dataclasses.replace(tiny(token_folder, pretrain={"context": context}), model=mela)
+    Pretrain(config, TokenData.open(token_folder)).require_fit()
 
 
 def test_the_identity_follows_science_and_not_execution(token_folder):

@@ -315,6 +315,20 @@ def test_a_model_without_evaluation_is_left_out_aloud(tmp_path, capsys, monkeypa
     assert "Mela tiny" not in captured.out
 
 
+def test_an_imported_model_is_left_out_aloud(tmp_path, capsys):
+    for name in ("looplm_tiny", "transformer_pp_tiny"):
+        write_model(tmp_path, name)
+    for kind in ("artifacts", "evaluations"):
+        file = tmp_path / kind / "looplm_tiny" / "metrics.json"
+        unknown = dict.fromkeys(("run_id", "seed", "data_digest"))
+        file.write_text(json.dumps(json.loads(file.read_text()) | unknown))
+    (tmp_path / "artifacts" / "looplm_tiny" / "loss.csv").unlink()
+    assert report.main(_arguments(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"left out: {tmp_path / 'evaluations' / 'looplm_tiny'} is of an imported model")
+    assert "LoopLM" not in captured.out
+
+
 def test_a_model_evaluated_on_other_windows_is_left_out_aloud(tmp_path, capsys):
     for name in ("mela_tiny", "transformer_pp_tiny", "transformer_pp_tiny_window"):
         write_model(tmp_path, name)
@@ -326,6 +340,24 @@ def test_a_model_evaluated_on_other_windows_is_left_out_aloud(tmp_path, capsys):
     assert report.main(_arguments(tmp_path)) == 0
     captured = capsys.readouterr()
     assert f"left out: {tmp_path / 'evaluations' / 'mela_tiny'} scored other windows" in captured.err
+    assert "Mela tiny" not in captured.out
+
+
+def test_a_model_evaluated_at_other_contexts_is_left_out_aloud(tmp_path, capsys):
+    for name in ("mela_tiny", "transformer_pp_tiny", "transformer_pp_tiny_window"):
+        write_model(tmp_path, name)
+    folder = tmp_path / "evaluations" / "mela_tiny"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for measure in ("fixed_targets", "window_mean"):
+        for by_context in metrics[measure].values():
+            by_context.pop("1024", None)
+            by_context.pop("2048", None)
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    documents = folder / "documents.parquet"
+    pd.read_parquet(documents).query("context in (512, 4096)").to_parquet(documents, index=False)
+    assert report.main(_arguments(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"left out: {folder} scored other windows or contexts than the rest; evaluate alike\n"
     assert "Mela tiny" not in captured.out
 
 

@@ -19,9 +19,11 @@ from models.configuration import ConfigError
 from models.looped.distillation import start_from
 from models.looped.looplm import LoopLM
 from models.looped.melt import Melt
+from models.serialization import WEIGHTS
 from pipelines import sharing
 from pipelines.data import TokenData
 from pipelines.evaluation import HeldOut
+from pipelines.files import sha256_file
 from pipelines.looped_results import read_sharing
 from tests.pipelines.settings import settings
 
@@ -43,7 +45,8 @@ def pair(loops: int, gate: str = "elementwise") -> tuple[LoopLM, Melt]:
 def folders(tmp_path) -> dict[str, str]:
     for name, model in zip(("teacher", "student"), pair(loops=3), strict=True):
         save_model(model, tmp_path / name)
-    said = {"model": "melt_tiny", "seed": 0, "fingerprint": "f", "run_id": "r"}
+    taught = {"teacher": "runs/teacher", "teacher_weights": sha256_file(tmp_path / "teacher" / WEIGHTS)}
+    said = {"model": "melt_tiny", "seed": 0, "fingerprint": "f", "run_id": "r"} | taught
     (tmp_path / "student" / "metrics.json").write_text(json.dumps(said))
     return {"teacher": str(tmp_path / "teacher"), "checkpoint": str(tmp_path / "student")}
 
@@ -164,6 +167,25 @@ def test_missing_models_are_refused_by_name(token_folder, tmp_path, folders, cha
 def test_a_student_in_the_teachers_place_is_refused(token_folder, tmp_path, folders):
     with pytest.raises(ConfigError, match=r"teacher=.* is a melt, not a looplm"):
         run(token_folder, tmp_path / "out", **folders | {"teacher": folders["checkpoint"]})
+
+
+def test_another_teacher_of_the_same_shape_is_refused(token_folder, tmp_path, folders):
+    save_model(build_model(preset("looplm_tiny", **SHAPE, loops=3), seed=5), tmp_path / "other")
+    message = r"teacher=.*other is not the teacher of checkpoint=.*student.* \(then in runs/teacher\)"
+    with pytest.raises(ConfigError, match=message):
+        run(token_folder, tmp_path / "out", **folders | {"teacher": str(tmp_path / "other")})
+
+
+def test_the_teacher_may_have_moved(token_folder, tmp_path, folders):
+    moved = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
+    metrics = run(token_folder, tmp_path / "out", **folders | {"teacher": str(moved)})
+    assert metrics["teacher_weights"] == sha256_file(moved / WEIGHTS)
+
+
+def test_a_student_that_was_not_distilled_is_refused(token_folder, tmp_path, folders):
+    Path(folders["checkpoint"], "metrics.json").write_text('{"model": "melt_tiny"}')
+    with pytest.raises(ConfigError, match=r"was not distilled: its metrics\.json names no teacher_weights"):
+        run(token_folder, tmp_path / "out", **folders)
 
 
 @pytest.mark.parametrize("field", ["teacher", "checkpoint"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from omegaconf import OmegaConf
 
 from models.configuration import ConfigError
+from models.mela.config import MelaConfig
+from models.mela.layout import chunks_written, patches_read
 from pipelines.claims import figure
 from pipelines.command import load
 from pipelines.config import PipelineConfig
@@ -67,6 +69,25 @@ def test_every_shipped_sweep_is_accepted_with_all_its_cells(shipped, budget):
     for claim in found.parsed_claims():
         assert claim.contrasts(cells)
         assert all(figure(path) is not None for path in claim.reported)
+
+
+@pytest.mark.parametrize("budget", ["tiny", "paper"])
+def test_every_memory_is_read_and_written_in_training(shipped, budget):
+    found = sweep_from(shipped, read_sweep(SWEEPS / f"{shipped}.yaml") | {"budget": budget})
+    for cell in found.table():
+        config = cell.model_config()
+        if isinstance(config, MelaConfig) and config.memory == "on":
+            read = patches_read(config, found.context)
+            assert read > 0, cell.name
+            assert not config.neural_memory or chunks_written(config, read) > 0, cell.name
+
+
+@pytest.mark.parametrize("name", ["controls", "length"])
+@pytest.mark.parametrize("budget", ["tiny", "paper"])
+def test_local_controls_see_as_much_text_as_mela(name, budget):
+    table = sweep_from(name, read_sweep(SWEEPS / f"{name}.yaml") | {"budget": budget}).table()
+    cells: dict[str, Any] = {cell.name: cell.model_config() for cell in table}
+    assert cells["window"].window == cells["chunk"].chunk == cells["Mela"].text_chunk
 
 
 def test_the_command_line_of_a_cell_is_accepted(shipped):

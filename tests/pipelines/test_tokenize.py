@@ -102,6 +102,8 @@ def test_the_texts_come_back_from_the_tokens(corpus: Path, tmp_path: Path, capsy
     assert list((tmp_path / "checkpoints").iterdir()) == list((tmp_path / "checkpoints").glob("*.lock"))
     summary = capsys.readouterr().out.splitlines()[-1]
     assert summary.startswith("tokenize: 225 training and 75 held-out documents, ")
+    longest = max(len(document) - 1 for document in data.documents("held_out"))
+    assert f"of 4,096 tokens or more, the longest of {longest:,}; " in summary
 
 
 @pytest.mark.parametrize("workers", [2, 3])

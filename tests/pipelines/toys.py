@@ -15,6 +15,11 @@ from models.language_model import CausalLM, Cost, ModelConfig
 VOCAB = 11
 
 
+@dataclass(frozen=True)
+class ToyConfig(ModelConfig):
+    family: ClassVar[str] = "toy"
+
+
 @dataclass
 class Seen:
     """The state of `Positional`: how many tokens were read."""
@@ -32,7 +37,7 @@ class Positional(CausalLM):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = ModelConfig(vocab_size=VOCAB, width=1)
+        self.config = ToyConfig(vocab_size=VOCAB, width=1)
         self.anchor = nn.Parameter(torch.zeros(()))
         self.calls: list[tuple[str, str, tuple[int, ...]]] = []
 

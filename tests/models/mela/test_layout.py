@@ -1,5 +1,6 @@
 """Where patches, chunks and memory rows meet, against a count one token at a time."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from models.mela.config import MelaConfig
 from models.mela.layout import (
     Piece,
     chunks_written,
+    least_context,
     memory_rows,
     memory_span,
     patch_capacity,
@@ -75,6 +77,10 @@ def test_what_is_read_and_written(view):
         read = sum(end <= limit for end in ends)
         assert patches_read(config, length) == read
         assert chunks_written(config, read) == sum(3 * (chunk + 1) < read for chunk in range(20))
+        runs = chunks_written(config, read) > 0
+        assert (length >= least_context(config)) == runs
+        assert (length >= least_context(replace(config, neural_memory=False))) == (read > 0)
+    assert least_context(MelaConfig(memory="none")) == 1
     assert memory_rows(config, 5) == (3 if view == "previous" else 5)
     assert patch_capacity(config) == (6 if view == "previous" else 2)
     assert patches_read(MelaConfig(memory="none"), 1000) == 0
