@@ -54,7 +54,7 @@ def effects_table(
                 if effect is baseline
                 else [
                     _difference(measure, effect),
-                    percent(_known(effect.difference / baseline.mean)),
+                    percent(_relative(effect.difference, baseline.mean)),
                     _p(effect.p),
                     _p(effect.adjusted_p),
                     printed(measure, effect.detectable, fine=True),
@@ -155,8 +155,9 @@ def _escaped(character: str) -> str:
     return LATEX.get(character) or "".join(map(_escaped, letters)) or f"U+{ord(character):04X}"
 
 
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _relative(difference: float, mean: float) -> float | None:
+    """As a fraction of the baseline's mean; None where there is none, as for a recall of 0."""
+    return difference / mean if mean != 0 and np.isfinite(difference / mean) else None
 
 
 def _seeds(effect: Effect, planned: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -91,8 +91,8 @@ def select(cells: Sequence[Cell], selector: Any, where: str) -> list[Cell]:
     """The cells a selector names, in table order.
 
     Args:
-        selector: the name of a cell or row, a mapping of levels (`{h_cycles: 4}`; a list accepts each of its levels),
-            or a list of selectors.
+        selector: the name of a cell or row, a mapping of levels (`{h_cycles: 4}`; a list that is no level itself
+            accepts each of its levels), or a list of selectors.
         where: what to call the selector in messages.
     Raises:
         ConfigError: when a part of the selector names no cell.
@@ -106,8 +106,8 @@ def select(cells: Sequence[Cell], selector: Any, where: str) -> list[Cell]:
             require(
                 label in known, f"{where}: unknown factor {label!r}{nearest(label, known)}; named: {', '.join(known)}"
             )
-            levels = list(dict.fromkeys(plain(cell.levels.get(label)) for cell in cells))
-            for level in wanted if isinstance(wanted, list | tuple) else [wanted]:
+            levels = [plain(level) for level in distinct(cell.levels.get(label) for cell in cells)]
+            for level in wanted if isinstance(wanted, list | tuple) and plain(wanted) not in levels else [wanted]:
                 require(
                     plain(level) in levels,
                     f"{where}: no cell has {label}={plain(level)}; the table has {', '.join(levels)}",
@@ -180,7 +180,16 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def _fits(level: Any, wanted: Any) -> bool:
-    return any(plain(level) == plain(each) for each in (wanted if isinstance(wanted, list | tuple) else [wanted]))
+    alternatives = wanted if isinstance(wanted, list | tuple) else []
+    return any(plain(level) == plain(each) for each in [wanted, *alternatives])
+
+
+def distinct(levels: Iterable[Any]) -> list[Any]:
+    """Each level once, in order; a level may be a list."""
+    found: dict[str, Any] = {}
+    for level in levels:
+        found.setdefault(plain(level), level)
+    return list(found.values())
 
 
 def plain(level: Any) -> str:

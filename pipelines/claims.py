@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from models.configuration import Config, ConfigError, config_from, nearest, require
-from pipelines.cells import Cell, pairs, select
+from pipelines.cells import Cell, distinct, pairs, select
 from pipelines.outcomes import Outcomes
 from pipelines.reported import paper
 from pipelines.statistics import Paired, holm, paired, sequential_p
@@ -103,7 +103,7 @@ class Monotone(Config):
         among = select(cells, self.where, where) if self.where else list(cells)
         known = list(dict.fromkeys(label for cell in among for label in cell.levels))
         require(self.factor in known, f"{where}: unknown factor {self.factor!r}{nearest(self.factor, known)}")
-        levels = list(dict.fromkeys(cell.levels[self.factor] for cell in among))
+        levels = distinct(cell.levels[self.factor] for cell in among)
         require(len(levels) > 1, f"{where}: {self.factor} has one level only")
         steps = pairwise(levels if self.direction == "falls" else levels[::-1])
         return [

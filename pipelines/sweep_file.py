@@ -21,9 +21,11 @@ import yaml
 from models.configuration import Config, ConfigError, config_from, nearest, require
 from pipelines.cells import Cell, check_cells, check_path, cross, flatten, select
 from pipelines.claims import Claim, parse_claim
+from pipelines.measures import check_measure
 from pipelines.verdicts import LEAST_SEEDS, Rules
 
 SWEEPS = Path(__file__).resolve().parent.parent / "sweeps"
+STAGES = ("pretrain", "distill")  # each reads the section of its name, and not the other's
 TUNING_SEED = 1000  # nuisance values are chosen on a seed that no verdict uses
 
 
@@ -92,7 +94,12 @@ class SweepFile(Config):
     @property
     def context(self) -> int:
         """Tokens of a training sequence, the unit of `4x`."""
-        return flatten(self.scale.config)["pretrain.context"]
+        return self.shared[f"{self.stage}.context"]
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What every cell is run with, by dotted path, unless its row or an axis says otherwise."""
+        return flatten(self.scale.config) | flatten(self.fixed)
 
     def measure(self, name: str) -> str:
         """A measure as the tracker names it: `ppl/fixed_targets/4x` -> `ppl/fixed_targets/2048`."""
@@ -102,8 +109,7 @@ class SweepFile(Config):
         """Every cell the file states, in order, `only` or not."""
         scale = self.scale
         rows = {name: _row(name, {**fields_, **_own(scale.rows, name)}, scale) for name, fields_ in self._stated_rows()}
-        shared = flatten(self.fixed) | flatten(scale.config)
-        cells = cross(rows, flatten(self.factors), shared)
+        cells = cross(rows, flatten(self.factors), self.shared)
         return cells + [cell.again(copy) for copy in range(1, self.replicates) for cell in cells]
 
     def cells(self) -> list[Cell]:
@@ -132,8 +138,8 @@ class SweepFile(Config):
         """Where the file states a field of the configuration, as the command line names both; the place that wins."""
         scale, budget = self.scale, f"budgets.{self.budget}"
         parts: list[tuple[str, Mapping[str, Any]]] = [
-            ("fixed", self.fixed),
             (f"{budget}.config", scale.config),
+            ("fixed", self.fixed),
             *((f"rows.{name}", fields_ or {}) for name, fields_ in self.rows.items()),
             *((f"{budget}.rows.{name}", fields_ or {}) for name, fields_ in (scale.rows or {}).items()),
             ("factors", self.factors),
@@ -157,8 +163,8 @@ class SweepFile(Config):
             f"budget={self.budget!r}{nearest(self.budget, list(self.budgets))} is not one of {', '.join(self.budgets)}",
         )
         require(
-            "pretrain.context" in flatten(self.scale.config),
-            f"budgets.{self.budget}.config must state pretrain.context",
+            f"{self.stage}.context" in self.shared,
+            f"budgets.{self.budget}.config must state {self.stage}.context",
         )
         require(self.seeds >= 1, f"seeds={self.seeds} must be at least 1")
         require(self.replicates >= 1, f"replicates={self.replicates} must be at least 1")
@@ -180,6 +186,7 @@ class SweepFile(Config):
         ]:
             check_path(path, f"sweep {self.name!r}")
             require(isinstance(levels, list | tuple) and len(levels) > 0, f"{path}={levels!r} must be a list of levels")
+        self._check_stage()
         check_cells(self.table())
         for path, levels in self._space().items():
             check_cells([self.trial({path: level}) for level in levels])
@@ -188,6 +195,25 @@ class SweepFile(Config):
         for claim in self.parsed_claims():
             claim.contrasts(self.table())
         self._check_measures()
+
+    def _check_stage(self) -> None:
+        """What varies must be read by the stage, else arms that differ in name only would be compared."""
+        varied = {
+            "factors": self.factors,
+            "rows": dict(self._stated_rows()),
+            f"budgets.{self.budget}.rows": self.scale.rows or {},
+            f"budgets.{self.budget}.nuisance": self.scale.nuisance or {},
+            "search.space": self.search.space if self.search else {},
+        }
+        for where, nested in varied.items():
+            for fields_ in nested.values() if where.endswith("rows") else [nested]:
+                for path in flatten(fields_ or {}):
+                    section, _, field = path.partition(".")
+                    require(
+                        section not in STAGES or section == self.stage,
+                        f"{where}: a {self.stage} sweep does not read {path}, so its arms would be identical; "
+                        f"vary fields of {self.stage}, such as {self.stage}.{field}",
+                    )
 
     def _stated_rows(self) -> list[tuple[str, dict[str, Any]]]:
         return [(name, dict(fields_ or {})) for name, fields_ in (self.rows or {"": {}}).items()]
@@ -203,12 +229,15 @@ class SweepFile(Config):
         return flatten(self.search.space) if self.search else {}
 
     def _check_measures(self) -> None:
-        """Contexts that are measured must be evaluated."""
-        contexts = flatten(self.scale.config).get("evaluate.contexts")
-        for name in [*self.measures, *(m for claim in self.claims.values() for m in claim.get("measures", ()))]:
-            lengths = [int(part) for part in self.measure(name).split("/") if part.isdigit()]
-            missing = [length for length in lengths if contexts is not None and length not in contexts]
-            require(not missing, f"measure {name!r} needs a context of {missing} tokens; evaluate.contexts={contexts}")
+        """What is judged, claimed and searched for must be measured."""
+        named = {"measures": self.measures, "search.objectives": self.search.objectives if self.search else ()}
+        for key, claim in self.claims.items():
+            named[f"claims.{key}.measures"] = tuple(claim.get("measures") or ())
+            others = (each.get("than_measures") or () for each in claim.values() if isinstance(each, Mapping))
+            named[f"claims.{key}.than_measures"] = tuple(itertools.chain.from_iterable(others))
+        for where, names in named.items():
+            for name in names:
+                check_measure(name, self.measure(name), where, self.table())
 
 
 def sweep_from(name: str, values: Mapping[str, Any]) -> SweepFile:

@@ -55,6 +55,8 @@ def _runs(ablation: Ablation, tracking: TrackingConfig) -> Iterator[str]:
         for outcome in ablation.table.of(cell):
             if outcome.status == "done":
                 done.append(outcome)
+            elif outcome.status == "pruned":  # as the sweep asks for
+                continue
             elif outcome.status != "missing" or (outcome.seed < ablation.sweep.seeds and cell not in ablation.trials):
                 yield f"{_name(outcome)}: {outcome.status}{f' ({outcome.reason})' if outcome.reason else ''}"
     for outcome in done:

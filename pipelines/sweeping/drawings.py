@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from pipelines.cells import Cell, plain
+from pipelines.cells import Cell, distinct, plain
 from pipelines.figures import FAINT, INK, MARKERS, PALETTE, Drawing, Line, Panel, canvas, draw, style
 from pipelines.outcomes import lower_is_better
 from pipelines.statistics import paired
@@ -176,7 +176,7 @@ def _baseline(ablation: Ablation) -> Cell:
 
 
 def _levels(ablation: Ablation, factor: str) -> list[object]:
-    return list(dict.fromkeys(cell.levels.get(factor) for cell in ablation.sweep.cells()))
+    return distinct(cell.levels.get(factor) for cell in ablation.sweep.cells())
 
 
 def _family(ablation: Ablation) -> str:

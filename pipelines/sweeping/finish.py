@@ -28,7 +28,8 @@ def collect(plan: Plan, queue: Queue) -> Ablation:
     cells = {cell.name for cell in plan.sweep.cells()} | set(proposed)
     outcomes = [each for each in queue.outcomes() if each.cell in cells]
     seeds = sorted({*range(plan.sweep.seeds), *(outcome.seed for outcome in outcomes)})
-    judged = plan.sweep.verdicts is not None and all(outcome.status == "done" for outcome in outcomes)
+    ended = all(outcome.status in ("done", "failed", "pruned") for outcome in outcomes)  # others get their verdicts
+    judged = plan.sweep.verdicts is not None and ended
     return Ablation(
         name=plan.name,
         study=plan.study,

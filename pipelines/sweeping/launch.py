@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from pipelines.sweeping.finish import collect, finish
 from pipelines.sweeping.ledger import open_parent
 from pipelines.sweeping.options import Options
 from pipelines.sweeping.plan import Local, Plan, Task
-from pipelines.sweeping.queue import Queue
+from pipelines.sweeping.queue import Queue, Result
 from pipelines.sweeping.run_cell import find, local_of
+from pipelines.sweeping.search import trials
 from pipelines.sweeping.storage import one_line, open_storage
 from pipelines.sweeping.worker import RUN_CELL, Settings
 from pipelines.verdicts import allocate
@@ -84,6 +85,7 @@ class Launch:
 
     def run(self) -> None:
         with self.parent.running():
+            self.queue.add([trial.run for trial in trials(self.queue)], {})  # once more those that failed
             self._part(self.plan.tuning_tasks())
             tuning = self._tuned()
             self._part(self.plan.tasks(range(self.plan.sweep.seeds), tuning))
@@ -154,12 +156,12 @@ class Launch:
         baseline = cells[self.plan.sweep.baseline_name]
         while True:
             ablation = collect(self.plan, self.queue)
-            took = {run: a[-1].result.seconds for run, a in self.queue.history().items() if a[-1].result}
+            took = {run: _seconds(a[-1].result) for run, a in self.queue.history().items() if a[-1].result}
             wanted: list[Task] = []
             for name, seeds in allocate(ablation.effects(ablation.measures[0]), ablation.rules):
                 tasks = [self.plan.task(arm, seed) for seed in range(seeds) for arm in (baseline, cells[name])]
                 new = [task for task in tasks if _run(task) not in took and task not in wanted]
-                cost = sum(np.mean([took[run] for run in took if run[0] == task.cell.name]) for task in new)
+                cost = sum(_cost(task.cell.name, took) for task in new)
                 if spent + cost <= budget:
                     spent += cost
                     wanted += new
@@ -171,3 +173,16 @@ class Launch:
 
 def _run(task: Task) -> tuple[str, int]:
     return task.cell.name, task.seed
+
+
+def _seconds(result: Result) -> float:
+    """What a run took; of one that another machine ran the training alone, or 0 when even that is not known."""
+    speed = result.values.get("tokens_per_second", 0.0)
+    return result.seconds or (result.values.get("tokens", 0.0) / speed if speed else 0.0)
+
+
+def _cost(cell: str, took: Mapping[tuple[str, int], float]) -> float:
+    """Seconds to expect of a cell's run: the mean of its own that are known, else of every cell's, else infinite."""
+    known = {run: seconds for run, seconds in took.items() if seconds}
+    own = [seconds for run, seconds in known.items() if run[0] == cell]
+    return float(np.mean(own or list(known.values()))) if known else np.inf

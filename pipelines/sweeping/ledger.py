@@ -24,6 +24,7 @@ from pipelines.role import Role
 CELL_KEY, CELL_CODE, FINISHED = "cell.key", "cell.code", "cell.finished"  # tags
 PROVENANCE = {  # ours -> tag
     "commit": "commit",
+    "dirty": "dirty",
     "data_digest": "data.digest",
     "fingerprint": "cell.fingerprint",
     "family": "family",

@@ -57,9 +57,10 @@ class Training:
 
 def preview(plan: Plan, local: Local, options: Options) -> None:
     """Print the table; run nothing but the calibration."""
-    sweep, rows, total = plan.sweep, [], 0.0
-    tasks = plan.tasks(range(sweep.seeds))
-    found = find(tasks, local.tracking)
+    sweep, rows, total, tuned, searched = plan.sweep, [], 0.0, 0.0, 0.0
+    tasks, tuning = plan.tasks(range(sweep.seeds)), plan.tuning_tasks()
+    found = find([*tasks, *tuning], local.tracking)
+    to_tune = {task.cell.name for task in tuning if task.key not in found}
     torch.set_num_threads(local.execution.threads)
     for cell in sweep.cells():
         config = plan.config(cell, 0)
@@ -72,6 +73,10 @@ def preview(plan: Plan, local: Local, options: Options) -> None:
         done = sum(task.key in found for task in tasks if task.cell.name == cell.name)
         seconds = flops * step.seconds / step.flops
         total += seconds * (sweep.seeds - done)
+        if sweep.tune:
+            tuned += seconds * len(to_tune & {tried.name for tried in sweep.tuning_cells(cell)})
+        if cell.name == sweep.baseline_name:
+            searched = seconds * (sweep.n_trials or 0)
         kept = training.sequences * step.saved_bytes
         memory = size(training.weight_bytes + kept) if small else f"over {size(training.weight_bytes)}"
         rows.append(
@@ -96,6 +101,11 @@ def preview(plan: Plan, local: Local, options: Options) -> None:
     console = Console(soft_wrap=True)
     console.print(printed.text(), markup=False, highlight=False)
     console.print(caption, style="dim", markup=False, highlight=False)
+    if tuning:
+        print(f"tuning: {len(tuning)} more runs, {len(tuning) - len(to_tune)} of them done: {duration(tuned)} to go")
+    if sweep.n_trials:
+        print(f"search: at most {sweep.n_trials} trials, each as long as the baseline: {duration(searched)}")
+    total += tuned + searched
     print(f"{plan.study}: {duration(total / options.workers)} to go with workers={options.workers}")
 
 

@@ -31,7 +31,7 @@ from pipelines.sweeping.worker import Job, PrunedError, StaleError
 
 CELLS = Path("runs/cells")
 FILE = "cell.json"
-PROVENANCE = ("run_id", "commit", "data_digest", "fingerprint", "family", "code")  # code: training and evaluation
+PROVENANCE = ("run_id", "commit", "dirty", "data_digest", "fingerprint", "family", "code")  # code of both stages
 TRAINED = ("parameters", "tokens", "tokens_per_second", "training_flops_per_token", "train_loss", "validation_loss")
 
 

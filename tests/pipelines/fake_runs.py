@@ -43,7 +43,7 @@ def run(job: Job) -> Result:
     measured = {
         "ppl/window_mean/512": 10 + seed + effect,
         "validation_loss": abs(config.pretrain.lr - 2),
-        "cost": -float(layers),
+        "training_flops_per_token": -float(layers),
     }
     source = {
         "commit": "c" * 40,

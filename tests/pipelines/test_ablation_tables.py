@@ -73,6 +73,13 @@ def test_the_caption_says_how_it_was_judged(ablation):
     assert "looks of 3, 5" in effects_table("x", PPL, effects, ablation, Rules(looks=(3, 5))).caption
 
 
+def test_a_baseline_of_zero_has_no_relative_differences():
+    recall = "recall/mqar/512"
+    arms = outcomes({"full": {recall: [0.0] * 3}, "other": {recall: [0.0, 0.1, 0.2]}})
+    found = effects_table("x", recall, judge(arms, recall, "full", RULES), arms, RULES).rows
+    assert found[1][4].text == "–"
+
+
 def test_all_prints_hold_the_same_numbers(ablation):
     found = printed(ablation)
     for print_ in (found.markdown(), found.html(), latex(found)):

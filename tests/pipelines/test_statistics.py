@@ -160,3 +160,14 @@ def test_adding_seeds_where_the_verdict_is_open_keeps_the_error_of_the_table():
     assert (np.nanmin(holm(sequential_p(differences, looks)), axis=-1) < 0.05).mean() < 0.05
     naive = np.min([paired(differences[..., :look]).p for look in looks], axis=0)
     assert (np.nanmin(holm(naive), axis=-1) < 0.05).mean() > 0.08, "looking again and again without spending alpha"
+
+
+@pytest.mark.parametrize(("looks", "share"), [((3,), 0.05), ((3, 5), 0.06), ((3, 5, 8, 12, 20), 0.1)])
+def test_looks_that_nobody_stated_cost_what_the_documentation_says(looks, share):
+    """The first look has all of alpha, each later one spends it over the looks so far: docs/sweeps.md."""
+    differences = differences_to(simulated(np.random.default_rng(0), 20), baseline=0)
+    found = np.zeros(TABLES, dtype=bool)
+    for taken in (looks[: n + 1] for n in range(len(looks))):
+        p = sequential_p(differences, taken) if len(taken) > 1 else paired(differences[..., : taken[0]]).p
+        found |= np.nanmin(holm(p), axis=-1) < 0.05
+    assert found.mean() == pytest.approx(share, abs=0.0075)

@@ -16,10 +16,11 @@ from pipelines.sweep_file import SWEEPS, read_sweep, sweep_from
 from pipelines.sweeping import launch as launching
 from pipelines.sweeping import pages
 from pipelines.sweeping import worker as working
+from pipelines.sweeping.finish import collect
 from pipelines.sweeping.launch import check, launch
 from pipelines.sweeping.options import Options
 from pipelines.sweeping.plan import Plan, freeze
-from pipelines.sweeping.queue import Queue
+from pipelines.sweeping.queue import Queue, Result
 from pipelines.sweeping.search import pareto
 from pipelines.sweeping.storage import open_storage
 from pipelines.sweeping.worker import Settings, work
@@ -164,7 +165,10 @@ def test_nuisance_values_are_chosen_on_their_own_seed_and_kept(folder):
 
 
 def test_a_search_runs_its_trials_in_total_and_shows_the_front(folder):
-    search = {"space": {"model": {"layers": [1, 2, 3]}}, "objectives": ["ppl/window_mean/1x", "cost"]}
+    search = {
+        "space": {"model": {"layers": [1, 2, 3]}},
+        "objectives": ["ppl/window_mean/1x", "training_flops_per_token"],
+    }
     stated: dict[str, Any] = {"search": search, "n_trials": 5, "verdicts": None, "seeds": 1, "claims": {}}
     launched(folder, sweeps.plan({"layers": [2]}, **stated))
     ran = starts(folder)
@@ -176,6 +180,44 @@ def test_a_search_runs_its_trials_in_total_and_shows_the_front(folder):
     text = (folder / "reports/ablations/layers/table.md").read_text()
     assert "Pareto front" in text
     assert "Of 6 trials" in text
+
+
+def test_a_failed_trial_is_run_again_alone_by_the_next_launch(folder):
+    search = {"space": {"model": {"layers": [1, 2, 3]}}, "objectives": ["ppl/window_mean/1x"]}
+    stated: dict[str, Any] = {"search": search, "n_trials": 2, "verdicts": None, "seeds": 1, "claims": {}}
+    (folder / "bad.txt").write_text("trial 1")
+    with pytest.raises(StageError, match="1 of 3 runs failed: trial 1"):
+        launched(folder, sweeps.plan({"layers": [2]}, **stated), retries=0)
+    (folder / "bad.txt").unlink()
+    starts(folder)
+    launched(folder, sweeps.plan({"layers": [2]}, **stated), retries=0)
+    assert starts(folder) == ["trial 1 · seed 0"]
+
+
+def test_a_table_with_a_failed_cell_was_looked_at(folder):
+    (folder / "bad.txt").write_text("layers=3")
+    plan = sweeps.plan({"layers": [1, 2, 3]})
+    with pytest.raises(StageError):
+        launched(folder, plan, retries=0)
+    assert pages.read(folder / "reports/ablations/layers").looks == (3,)
+
+
+def test_while_runs_are_open_nobody_looks(folder):
+    plan = sweeps.plan()
+    queue = Queue.launch(open_storage(str(folder / "queue.journal")), plan)
+    queue.add([("layers=1", 0)], {})
+    assert collect(plan, queue).looks == ()
+
+
+def test_what_another_machine_ran_costs_what_its_training_took():
+    def cost(cell: str, **took: Result) -> float:
+        return launching._cost(cell, {(name, 0): launching._seconds(each) for name, each in took.items()})
+
+    unknown, here = Result({}, {}), Result({}, {}, seconds=60.0)
+    elsewhere = Result({"tokens": 3000.0, "tokens_per_second": 100.0}, {})
+    assert cost("a", a=elsewhere, b=here) == 30.0
+    assert cost("a", a=unknown, b=here) == 60.0
+    assert cost("a", a=unknown) == float("inf")
 
 
 def test_the_front_holds_what_nothing_beats():

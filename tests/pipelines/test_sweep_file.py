@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 from typing import Any, get_type_hints
 
 import pytest
@@ -11,10 +12,17 @@ from omegaconf import OmegaConf
 from models.configuration import ConfigError
 from models.mela.config import MelaConfig
 from models.mela.layout import chunks_written, patches_read
+from models.mela.mela import Mela
 from pipelines.claims import figure
 from pipelines.command import load
 from pipelines.config import PipelineConfig
+from pipelines.evaluate import logged
+from pipelines.measures import check_measure
+from pipelines.protocol import PROTOCOLS
+from pipelines.recipes import RECIPES
 from pipelines.sweep_file import SWEEPS, read_sweep, sweep_from
+from pipelines.sweeping.run_cell import TRAINED, _timing
+from tests.pipelines.tables_of_seeds import rows
 
 DISTILLS = ("melt_gates", "melt_training")
 SHIPPED = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
@@ -45,6 +53,20 @@ def shipped(request):
 
 def sweep(**changes):
     return sweep_from("depth", copy.deepcopy(MINIMAL) | changes)
+
+
+def budget(**changes):
+    tiny = MINIMAL["budgets"]["tiny"]
+    return {"budgets": {"tiny": tiny | changes}}
+
+
+def searching(objective):
+    return {"search": {"space": {"model": {"layers": [1, 2]}}, "objectives": [objective]}, "n_trials": 2}
+
+
+def claiming(measures=None, than=()):
+    lower = {"cell": {"layers": 2}, "than": {"layers": 1}, "than_measures": list(than)}
+    return {"claims": {"x": {"says": "x", "lower": lower} | ({"measures": measures} if measures else {})}}
 
 
 def test_the_papers_tables_and_open_questions_are_shipped():
@@ -94,9 +116,11 @@ def test_the_command_line_of_a_cell_is_accepted(shipped):
     found = sweep_from(shipped, read_sweep(SWEEPS / f"{shipped}.yaml"))
     cell = found.table()[-1]
     config = load(cell.command_line(seed=2), SWEEPS.parent)
-    tokens = found.budgets["tiny"]["config"]["pretrain"]["tokens"]
-    assert (config.seed, config.model_name, config.pretrain.tokens) == (2, cell.preset, tokens)
-    assert config.pretrain.context == found.context
+    assert (config.seed, config.model_name) == (2, cell.preset)
+    section = getattr(config, found.stage)
+    stated = found.budgets["tiny"]["config"][found.stage]
+    assert {name: getattr(section, name) for name in stated} == stated
+    assert section.context == found.context
 
 
 @pytest.mark.parametrize("name", ["hlr_cycles", "length", "melt_kv_memory"])
@@ -105,11 +129,37 @@ def test_the_papers_budgets_are_accepted(name):
     assert load(found.table()[0].command_line(seed=0), SWEEPS.parent).pretrain.tokens >= 256_000_000
 
 
+@pytest.mark.parametrize("name", DISTILLS)
+def test_the_papers_distillations_keep_its_recipe(name):
+    found = sweep_from(name, read_sweep(SWEEPS / f"{name}.yaml") | {"budget": "paper"})
+    recipe = RECIPES["melt_1b6"]["distill"] | found.fixed.get("distill", {})
+    distill = asdict(load(found.table()[0].command_line(seed=0), SWEEPS.parent).distill)
+    assert {field: distill[field] for field in recipe} == recipe | {"betas": tuple(recipe["betas"])}
+
+
 def test_what_hydra_makes_of_a_sweep_is_the_sweep(shipped):
     """Names and values survive OmegaConf, which is how a sweep reaches the sweeper."""
     values = read_sweep(SWEEPS / f"{shipped}.yaml")
     through: dict = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[assignment]
     assert sweep_from(shipped, through) == sweep_from(shipped, values)
+
+
+def test_what_is_fixed_wins_over_the_budget():
+    assert {cell.overrides["pretrain.tokens"] for cell in sweep(fixed={"pretrain": {"tokens": 8192}}).table()} == {8192}
+
+
+def test_everything_a_run_measures_can_be_named():
+    shares = {"256": 0.5}
+    metrics = {
+        **{protocol: dict.fromkeys(Mela.controls, shares) for protocol in PROTOCOLS},
+        **{"bits_per_byte": shares, "state_bytes": shares, "peak_memory_bytes": shares},
+        "streaming": {"tokens": 9, "perplexity": 2.0},
+        "recall": {"chance": 0.1, "mqar": shares, "needle": {"256": {"0.25": 0.5}}, "facts": {"1": 0.5}}
+        | {"questions": {"mqar": shares, "needle": shares, "facts": {"1": 4}}},
+    }
+    timing = {"prefill_tokens_per_second": shares, "decode_tokens_per_second": 1.0, "seconds": 2.0}
+    for name in (*logged(metrics), *_timing(timing), *TRAINED):
+        check_measure(name, name, "measures", rows("a"))
 
 
 def test_axes_are_crossed_and_cells_are_command_lines():
@@ -244,7 +294,7 @@ def test_a_budget_may_take_over_a_shared_one(tmp_path):
             "two axes are called vocab_size",
         ),
         ({"budget": "papr"}, "budget='papr'"),
-        ({"measures": ["ppl/window_mean/8x"]}, r"measure 'ppl/window_mean/8x' needs a context of \[512\] tokens"),
+        ({"measures": ["ppl/window_mean/8x"]}, r"measure 'ppl/window_mean/8x' needs a context of 512 tokens"),
         ({"measures": ["ppl/window_mean/0.3x"]}, "not a whole number of tokens"),
         ({"measures": []}, "at least one"),
         ({"tittle": "x"}, r"tittle \(did you mean 'title'\?\)"),
@@ -254,6 +304,31 @@ def test_a_budget_may_take_over_a_shared_one(tmp_path):
         ({"search": {"space": {"model": {"heads": [3]}}, "objectives": []}, "n_trials": 2}, "heads"),
         ({"n_trials": 8}, "search and n_trials belong together"),
         ({"tune": True}, "tune=true needs budgets.tiny.nuisance"),
+        (
+            {"factors": {"distill": {"lr": [1e-3, 2e-3]}}, "baseline": {"lr": 1e-3}, "claims": {}},
+            "factors: a pretrain sweep does not read distill.lr, .* such as pretrain.lr",
+        ),
+        ({"rows": {"a": {}, "b": {"distill": {"lr": 1.0}}}, "factors": {}}, "rows: a pretrain sweep does not read"),
+        (budget(rows={"a": {"distill": {"lr": 1.0}}}), "budgets.tiny.rows: a pretrain sweep does not read distill.lr"),
+        (budget(nuisance={"distill": {"lr": [1.0]}}), "budgets.tiny.nuisance: a pretrain sweep does not read"),
+        (
+            {"stage": "distill", **budget(nuisance={"pretrain": {"lr": [1.0]}}, config={"distill": {"context": 64}})},
+            "budgets.tiny.nuisance: a distill sweep does not read pretrain.lr",
+        ),
+        (
+            {"search": {"space": {"distill": {"lr": [1.0]}}, "objectives": []}, "n_trials": 2},
+            "search.space: a pretrain sweep does not read distill.lr",
+        ),
+        ({"measures": ["pll/window_mean/1x"]}, r"unknown measure 'pll/window_mean/1x' \(did you mean 'ppl/window_mean"),
+        ({"measures": ["ppl/window_mean/1x/zeroed"]}, "measures: unknown measure"),
+        (searching("ppl/window_mean"), "search.objectives: unknown measure 'ppl/window_mean'"),
+        (searching("bits_per_byte/2x"), r"search.objectives: measure 'bits_per_byte/2x' needs a context of 128 tokens"),
+        (claiming(measures=["bits_per_bite/1x"]), "claims.x.measures: unknown measure 'bits_per_bite/1x'"),
+        (claiming(than=["ppl/window_mean/8x"]), "claims.x.than_measures: .* needs a context of 512 tokens"),
+        (
+            {"measures": ["ppl/window_mean/1x/zero"], "fixed": {"evaluate": {"controls": False}}},
+            "needs evaluate.controls=true",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(changes, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -67,6 +68,44 @@ def test_a_dry_run_lists_every_cell_and_runs_none(tmp_path, monkeypatch, capsys)
     assert "0 of 3" in said
     assert "to go with workers=2" in said
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"tune": True, "budgets": {"tiny": sweeps.BUDGET | {"nuisance": {"pretrain": {"lr": [1e-3, 2e-3]}}}}},
+            "tuning: 4 more runs, 0 of them done",
+        ),
+        (
+            {
+                "search": {"space": {"model": {"layers": [1, 2, 3]}}, "objectives": ["bits_per_byte/1x"]},
+                "n_trials": 7,
+            },
+            "search: at most 7 trials",
+        ),
+    ],
+)
+def test_a_dry_run_counts_tuning_and_trials(changes, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preview, "calibrate", lambda config, context: preview.Step(1e9, 1e-3, 2**20))
+    monkeypatch.setattr(preview, "duration", lambda seconds: f"{seconds:.6f}")
+    local, options = sweeps.local(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"), preview.Options(dry_run=True)
+
+    def number(pattern, text):
+        found = re.search(pattern, text)
+        assert found
+        return float(found[1])
+
+    def said(**more):
+        preview.preview(sweeps.plan(verdicts=None, seeds=1, **more), local, options)
+        lines = capsys.readouterr().out.splitlines()
+        return lines, number(r"([\d.]+) to go with", lines[-1])
+
+    (lines, more), (_, less) = said(**changes), said()
+    (told,) = [each for each in lines if each.startswith(line)]
+    assert more > less
+    assert number(r": ([\d.]+)( to go)?$", told) == pytest.approx(more - less, abs=1e-5)
 
 
 def test_a_calibration_counts_flops_seconds_and_what_is_kept():

@@ -15,7 +15,7 @@ from pipelines.ledger import open_run
 from pipelines.outcomes import Outcome
 from pipelines.sweep_file import SWEEPS, read_sweep, sweep_from
 from pipelines.sweeping import pages
-from pipelines.sweeping.ablation import Ablation
+from pipelines.sweeping.ablation import UNPLANNED, Ablation
 from pipelines.sweeping.check import check
 from pipelines.sweeping.drawings import drawings
 from pipelines.sweeping.plan import code_of
@@ -74,6 +74,41 @@ def test_a_second_look_costs_alpha():
     assert twice.effects(MEASURES[1])[1].p > once.effects(MEASURES[1])[1].p
 
 
+def test_looks_that_nobody_stated_are_told_with_what_they_cost():
+    once = made_up([0, 0.3, -0.3], seeds=5)
+    stated = replace(once, values=once.values | {"verdicts": {"looks": [3, 5]}})
+    assert UNPLANNED in replace(once, looks=(3, 5)).effects_table().caption
+    assert UNPLANNED not in once.effects_table().caption
+    assert UNPLANNED not in replace(stated, looks=(3, 5)).effects_table().caption
+
+
+def test_a_run_with_uncommitted_changes_is_marked():
+    ablation = made_up([0])
+    first, second, *rest = ablation.outcomes
+    first = replace(first, provenance={**first.provenance, "dirty": "true"})
+    second = replace(second, provenance={**second.provenance, "dirty": "False"})
+    table = replace(ablation, outcomes=(first, second, *rest)).runs_table()
+    assert [row[4].text for row in table.rows[:3]] == ["cccccccc+", "cccccccc", "cccccccc"]
+    assert "uncommitted changes" in table.caption
+
+
+def test_levels_that_are_lists_are_drawn_and_claimed():
+    ablation = made_up([0, 1.0])
+    betas = [[0.9, 0.95], [0.9, 0.99]]
+    values = {
+        **ablation.values,
+        "factors": {"pretrain": {"betas": betas}},
+        "baseline": {"betas": betas[0]},
+        "claims": {"lower": {"says": "Lower is better.", "monotone": {"factor": "betas"}}},
+    }
+    cells = sweep_from("gating", values).cells()
+    names = dict(zip(ablation.table.cells, [cell.name for cell in cells], strict=False))
+    outcomes = tuple(replace(o, cell=names[o.cell]) for o in ablation.outcomes if o.cell in names)
+    listed = replace(ablation, values=values, outcomes=outcomes)
+    assert [judgement.ruling for judgement in listed.judgements] == ["contradicted"]
+    assert "effects" in {drawing.name for drawing in drawings(listed)}
+
+
 def test_failed_and_pruned_runs_stay_in_the_table(tmp_path):
     ablation = made_up([0, 1.0, -1.0])
     cells = ablation.table.cells
@@ -105,6 +140,15 @@ def recorded(tmp_path, ledger_file) -> tuple[Path, TrackingConfig]:
 
 def test_a_table_the_ledger_agrees_with_passes(recorded):
     assert check(*recorded) == []
+
+
+def test_a_pruned_run_is_no_problem(recorded):
+    folder, tracking = recorded
+    ablation = pages.read(folder)
+    last = ablation.outcomes[-1]
+    gone = Outcome(last.cell, last.seed, "pruned", reason="at step 8")
+    pages.write(replace(ablation, outcomes=(*ablation.outcomes[:-1], gone)), folder)
+    assert check(folder, tracking) == []
 
 
 def test_commits_with_the_same_code_are_not_mixed(recorded):
