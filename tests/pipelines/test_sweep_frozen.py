@@ -106,7 +106,8 @@ def test_a_worker_stops_where_data_or_teacher_is_not_what_was_launched(
         shutil.rmtree(tokens if changed == "no data" else teacher)
     else:
         digests[str(tokens if changed == "data" else teacher)] = changed[0] * 64
-    plan = replace(sweeps.plan(stage="distill"), data=digests)
+    config = {**sweeps.BUDGET["config"], "distill": {"context": 512}}
+    plan = replace(sweeps.plan(stage="distill", budgets={"tiny": {**sweeps.BUDGET, "config": config}}), data=digests)
     queue = Queue.launch(open_storage("queue.journal"), plan)
     queue.add([("layers=1", 0)], {})
     with pytest.raises(StageError, match=said) as stopped:
