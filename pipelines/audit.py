@@ -46,7 +46,8 @@ def audit(results: Sequence[Result]) -> Section:
     sentence = (
         f"Not in every respect, so read differences with care: {'; '.join(map(str, broken))}."
         if broken
-        else "Yes: all that should be equal is. The last table shows what the designs themselves make different."
+        else "All that is listed here as due to be equal is. Not covered: compute per token, in which designs differ "
+        "(last table), and whether one learning rate suits every model: nothing here tunes it."
     )
     caption = f"Code is compared inside a family: another family runs other code by design. {source(results)}"
     checks = table("What should hold", ("equal in every model", "holds", "value"), rows, caption, labels=3)

@@ -49,7 +49,7 @@ def recall(results: Sequence[Result]) -> Section:
     sentence = (
         f"Above chance somewhere: {', '.join(r.label for r in asked if r.label in winners)}."
         if winners
-        else "No model recalls above chance, as is to be expected of models trained on ordinary text alone."
+        else "No model is shown to recall above chance, as is to be expected of models trained on ordinary text alone."
     )
     caption = (
         "Share of right answers about facts written into held-out text. MQAR: key-value pairs, all asked. "

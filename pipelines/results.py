@@ -250,4 +250,7 @@ def _same_data(results: list[Result]) -> None:
     digests = {result.name: short(result.evaluation["data_digest"]) for result in results}
     if len(set(digests.values())) > 1:
         which = ", ".join(f"{name} on {digest}" for name, digest in digests.items())
-        raise ReportError(f"evaluations of different data are not comparable: {which}; evaluate them on one corpus")
+        raise ReportError(
+            f"evaluations of different data are not comparable: {which}; evaluate them on one corpus, "
+            "or keep the others elsewhere (evaluate with output=runs/...)"
+        )

@@ -98,27 +98,40 @@ def spending(looks: tuple[int, ...]) -> np.ndarray:
     return np.diff(np.array(looks) / looks[-1], prepend=0.0)
 
 
+def at_last_look(differences: ArrayLike, looks: tuple[int, ...]) -> np.ndarray:
+    """`[..., S]` with the seeds after each comparison's last complete look taken away (NaN): what is judged so far.
+
+    A look counts once all its seeds are there; a comparison that has reached none keeps its seeds.
+    """
+    d = np.array(differences, dtype=float)
+    reached = _last_look(d, looks)
+    d[np.arange(d.shape[-1]) >= np.where(reached, reached, d.shape[-1])[..., None]] = np.nan
+    return d
+
+
 def sequential_p(
     differences: ArrayLike, looks: tuple[int, ...], test: Callable[[Paired], np.ndarray] = lambda pairs: pairs.p
 ) -> np.ndarray:
     """One p-value per comparison that stays valid however often, and for whatever reason, seeds were added.
 
-    Look j tests the first `looks[j]` seeds, and its p-value is divided by its share of alpha. By the union bound the
-    smallest of these is a p-value, over the looks reached as over all, so neither stopping early nor giving more seeds
-    to some cells than to others can spend alpha twice. `holm` applies to the results as to any p-values.
+    That of the last complete look, divided by the look's share of alpha. By the union bound the smallest over all looks
+    would be a p-value, so neither stopping early nor giving more seeds to some cells than to others can spend alpha
+    twice. The last is taken, not the smallest, because it speaks of the same seeds as mean and interval: what later
+    seeds contradict does not stay shown. `holm` applies to the results as to any p-values.
 
     Args:
-        differences: `[..., S]`; NaN where a seed has no pair. A look counts once all its seeds are there.
+        differences: `[..., S]`; NaN where a seed has no pair.
         looks: as in `spending`, the first at least 2.
         test: what gives a look's p-value.
     Returns:
         `[...]`; NaN where not even the first look is complete.
     """
     d = np.asarray(differences, dtype=float)
-    smallest = np.full(d.shape[:-1], np.nan)
-    for look, share in zip(looks, spending(looks), strict=True):
-        if look > d.shape[-1]:
-            break
-        pairs = paired(d[..., :look])
-        smallest = np.fmin(smallest, np.where(pairs.n == look, np.minimum(1, test(pairs) / share), np.nan))
-    return smallest
+    shares = np.array([np.nan, *spending(looks)])[np.searchsorted(looks, _last_look(d, looks), side="right")]
+    return np.minimum(1, test(paired(at_last_look(d, looks))) / shares)
+
+
+def _last_look(differences: np.ndarray, looks: tuple[int, ...]) -> np.ndarray:
+    """The last look whose seeds are all there, of each comparison `[..., S]`; 0 where there is none."""
+    complete = np.isfinite(differences).cumprod(axis=-1).sum(axis=-1)  # seeds before the first that is missing
+    return np.array([0, *looks])[np.searchsorted(looks, complete, side="right")]

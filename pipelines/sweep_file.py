@@ -186,6 +186,10 @@ class SweepFile(Config):
         ]:
             check_path(path, f"sweep {self.name!r}")
             require(isinstance(levels, list | tuple) and len(levels) > 0, f"{path}={levels!r} must be a list of levels")
+        for path in flatten(self.fixed):
+            require(
+                path not in flatten(self.factors), f"fixed.{path}: it is a factor; choose its levels with only={{...}}"
+            )
         self._check_stage()
         check_cells(self.table())
         for path, levels in self._space().items():

@@ -4,7 +4,7 @@ The rules, fixed before a table is run:
 - arms share initial weights and data order, so effects are differences to the baseline **paired by seed**;
 - *real* when Holm's adjusted p over the table is below alpha: in a table without any effect, the chance that even one
   cell is called real is below alpha. Every cell counts, finished or not, so no verdict of *real* is taken back when
-  the others finish;
+  the others finish; more seeds of its own may: mean, interval and p are those of its last look;
 - *needs k more seeds* when the planned effect would show with at most `max_seeds` seeds in total: the observed effect,
   or the smallest of interest where that is larger;
 - *not shown* otherwise; with a smallest effect of interest, also when the effect is shown to be smaller (two one-sided
@@ -23,7 +23,7 @@ import numpy as np
 from models.configuration import Config, require
 from pipelines.outcomes import Outcomes, lower_is_better
 from pipelines.power import detectable_effect, seeds_needed
-from pipelines.statistics import Paired, differences_to, holm, paired, sequential_p, spending
+from pipelines.statistics import Paired, at_last_look, differences_to, holm, paired, sequential_p, spending
 
 LEAST_SEEDS = 3
 LOOKS = (3, 5, 8, 12, 20)  # where seeds are added step by step and nothing else is stated
@@ -117,6 +117,8 @@ def judge(outcomes: Outcomes, measure: str, baseline: str, rules: Rules) -> list
     differences = differences_to(values, own)
     pairs = np.isfinite(differences).sum(axis=1)
     differences[[bool(note) for note in notes]] = np.nan
+    if rules.looks:
+        differences = at_last_look(differences, rules.looks)
     tests = paired(differences)
     p = _at_every_look(differences, rules, lambda pairs: pairs.p)
     enough = tests.n >= rules.least

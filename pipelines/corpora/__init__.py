@@ -18,5 +18,6 @@ def open_corpus(config: DataConfig) -> Corpus:
         return ServiceDocs()
     if config.corpus == "files":
         return TextFiles(config.paths, config.field)
+    assert config.corpus == "huggingface", config.corpus  # the network is for who asked for it by name
     require(bool(config.dataset), "data.dataset must name a dataset when data.corpus=huggingface")
     return HuggingFace(config.dataset, config.subset, config.field)

@@ -97,9 +97,11 @@ def _not_utf8(name: str, error: UnicodeDecodeError, start: int = 0) -> CorpusErr
 
 
 def _matches(pattern: str) -> list[Path]:
-    files = [path for path in map(Path, glob(pattern, recursive=True)) if path.is_file()]
+    named = [pattern] if Path(pattern).is_file() else glob(pattern, recursive=True)  # a name may hold [brackets]
+    files = [path for path in map(Path, named) if path.is_file()]
     if not files:
-        raise CorpusError(f"data.paths: {pattern!r} matches no file")
+        hint = f"; {pattern!r} is a folder: '{pattern}/*.txt' names its texts" if Path(pattern).is_dir() else ""
+        raise CorpusError(f"data.paths: {pattern!r} matches no file{hint}")
     known = (*PLAIN, *LINES, ".parquet")
     for file in files:
         if not file.name.endswith(known):

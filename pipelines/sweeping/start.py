@@ -18,9 +18,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from models.configuration import config_from, require
+from models.configuration import config_from, nearest, require
 from pipelines.cells import flatten
-from pipelines.command import explain
+from pipelines.command import COMPARED, explain
 from pipelines.config import ExecutionConfig, PipelineConfig, TrackingConfig
 from pipelines.sweep_file import SWEEPS, SweepFile, sweep_from
 from pipelines.sweeping.options import Options
@@ -32,6 +32,7 @@ from pipelines.verdicts import LOOKS
 
 SECTIONS = [field.name for field in fields(PipelineConfig)]
 FIELDS = [field.name for field in fields(SweepFile) if field.name != "name"]
+OPTIONS = [field.name for field in fields(Options)]
 HERE = ("basic", "joblib", "submitit_local")  # launchers whose jobs share this machine
 CHOSEN = "the sweep chooses it: give it as factors, rows or fixed, such as +fixed.model.layers=2, or seeds=5"
 
@@ -95,7 +96,11 @@ class Stated:
 
 def _read(config: DictConfig) -> Stated:
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    options = config_from(Options, {field.name: plain[field.name] for field in fields(Options)}, "options")
+    named = [*FIELDS, *OPTIONS]
+    for name in plain:
+        accepted = name in named or name in (*SECTIONS, *COMPARED, "hydra")
+        require(accepted, f"unknown field {name}{nearest(name, named)}; a sweep has {', '.join(named)}")
+    options = config_from(Options, {name: plain[name] for name in OPTIONS}, "options")
     execution = config_from(ExecutionConfig, plain["execution"], "execution")
     require(
         execution.devices * execution.nodes == 1,

@@ -147,6 +147,12 @@ def test_a_glob_that_matches_no_file_is_refused(tmp_path: Path, pattern: str) ->
         open_corpus(settings(data={"corpus": "files", "paths": [str(tmp_path / pattern)]}).data)
 
 
+def test_a_file_is_named_exactly_brackets_and_all(tmp_path: Path) -> None:
+    (tmp_path / "a [draft].md").write_text("one")
+    (tmp_path / "a d.md").write_text("what the brackets mean as a pattern")
+    assert texts(TextFiles([f"{tmp_path}/a [draft].md"], "text")) == ["one"]
+
+
 def test_huggingface_streams_a_dataset(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl")
     corpus = HuggingFace(str(tmp_path), None, "body")

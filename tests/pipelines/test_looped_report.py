@@ -238,7 +238,7 @@ def test_the_audit_judges_only_what_can_be_equal(root):
     results, _ = _load(root)
     verdict, unjudged, *_ = audit(results).blocks
     assert isinstance(verdict, str)
-    assert verdict.startswith("Yes: all that should be equal is.")
+    assert verdict.startswith("All that is listed here as due to be equal is.")
     assert isinstance(unjudged, tuple)
     loops, student = unjudged
     assert "LoopLM tiny, 4 loops: parameters −47.6 %" in loops

@@ -288,6 +288,7 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "baseline": (["+sweep=gating", "baseline={gate:sometimes}"], "baseline: no cell has gate=sometimes"),
     "claim": (["+sweep=gating", "+claims.x={says: x, lower: {cell: {gate: often}, than: {gate: none}}}"], "gate=often"),
     "model": (["+sweep=gating", "model.h_cycles=3"], "model.h_cycles: the sweep chooses it"),
+    "unknown field": (["+sweep=gating", "+sedes=5"], "unknown field sedes (did you mean 'seeds'?)"),
     "stated": (["+sweep=gating", "pretrain.lr=1e-3"], "change it there: budgets.tiny.config.pretrain.lr=..."),
     "devices": (
         ["+sweep=gating", "execution.devices=2"],

@@ -319,6 +319,7 @@ def test_a_budget_may_take_over_a_shared_one(tmp_path):
             {"search": {"space": {"distill": {"lr": [1.0]}}, "objectives": []}, "n_trials": 2},
             "search.space: a pretrain sweep does not read distill.lr",
         ),
+        ({"fixed": {"model": {"layers": 3}}}, "fixed.model.layers.* is a factor"),
         ({"measures": ["pll/window_mean/1x"]}, r"unknown measure 'pll/window_mean/1x' \(did you mean 'ppl/window_mean"),
         ({"measures": ["ppl/window_mean/1x/zeroed"]}, "measures: unknown measure"),
         (searching("ppl/window_mean"), "search.objectives: unknown measure 'ppl/window_mean'"),

@@ -147,6 +147,15 @@ def test_looks_spend_alpha_and_the_next_seeds_go_to_open_cells():
     assert found["open"].high > plain.high
 
 
+@pytest.mark.parametrize("fourth", [-40.0, -4.0, 5.2])
+def test_direction_interval_and_verdict_speak_of_the_same_seeds(fourth):
+    """A fourth seed that contradicts the first three takes their verdict back."""
+    effect = verdicts({"odd": [55, 59, 53.5, 51 + fourth, np.nan]}, Rules(looks=(3, 4)))["odd"]
+    assert effect.seeds == 4
+    assert (effect.verdict == "real") == (fourth > 0)
+    assert (effect.low < 0 < effect.high) == (fourth < 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
