@@ -66,8 +66,8 @@ def effects_table(
     ]
     columns = ["cell", "seeds", measure, "difference", "relative", "p", "p (Holm)", "detectable", "verdict"]
     looks = (
-        f" Seeds were added at looks of {', '.join(map(str, rules.looks))}, each with its share of alpha; p and "
-        "intervals hold over all of them."
+        f" Seeds were added at looks of {', '.join(map(str, rules.looks))}, each with its share of alpha: p and "
+        "intervals are those of the last, the intervals wider by its share."
         if rules.looks
         else ""
     )

@@ -78,7 +78,7 @@ class Effect:
     mean: float  # of the measure, over the cell's own seeds
     seeds: int  # complete pairs; of the baseline, its runs
     difference: float  # cell minus baseline, mean over pairs
-    low: float  # its interval at confidence 1 - alpha, over all looks where there are several; for this cell alone
+    low: float  # its interval at confidence 1 - alpha, or 1 - the last look's share of it; for this cell alone
     high: float
     p: float  # two-sided, for this cell alone
     adjusted_p: float  # Holm over the table
